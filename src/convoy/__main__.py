@@ -1,0 +1,5 @@
+"""`python -m convoy` is `convoy`."""
+
+from convoy.cli.app import main
+
+main()

@@ -1,0 +1,33 @@
+"""A benchmark's rows as a picture."""
+
+from pathlib import Path
+
+from convoy.bench.report import Report
+from convoy.errors import EnvironmentProblem, StorageError
+
+
+def write_plot(report: Report, path: Path) -> None:
+    """Draw every row's median as a bar with its spread, a panel per task."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise EnvironmentProblem(
+            "pictures need matplotlib", hint="pip install 'convoy-train[plot]'"
+        ) from None
+    tasks = list(dict.fromkeys(row.task for row in report.rows))
+    figure = Figure(figsize=(8, 1 + 1.6 * len(tasks)), layout="constrained")
+    panels = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
+    for task, panel in zip(tasks, panels, strict=True):
+        rows = [row for row in report.rows if row.task == task]
+        medians = [row.median for row in rows]
+        low = [row.median - min(row.values) for row in rows]
+        high = [max(row.values) - row.median for row in rows]
+        panel.barh([row.system for row in rows], medians, xerr=[low, high], color="#0072b2")
+        panel.invert_yaxis()
+        panel.set_title(task, loc="left")
+        panel.set_xlabel(rows[0].unit)
+    figure.suptitle(f"convoy bench {report.bench}")
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} could not be written: {error}") from error

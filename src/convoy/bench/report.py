@@ -1,0 +1,112 @@
+"""What a benchmark says: every system measured, and the ratios it exists for."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convoy.machine import machine, versions
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One system on one task, measured several times.
+
+    Attributes:
+        task: what was done.
+        system: who did it.
+        unit: of the values.
+        values: one per repeat.
+    """
+
+    task: str
+    system: str
+    unit: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Return the middle value."""
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Return the distance from the lowest to the highest value, as a part of the median."""
+        return (max(self.values) - min(self.values)) / self.median
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "task": self.task,
+            "system": self.system,
+            "unit": self.unit,
+            "median": self.median,
+            "min": min(self.values),
+            "max": max(self.values),
+            "values": list(self.values),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A ratio that the benchmark exists for, and what it must reach."""
+
+    name: str
+    value: float
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Tell whether the value is within its bounds."""
+        low = self.at_least is None or self.value >= self.at_least
+        high = self.at_most is None or self.value <= self.at_most
+        return low and high
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        bounds = {"at_least": self.at_least, "at_most": self.at_most}
+        given = {key: bound for key, bound in bounds.items() if bound is not None}
+        return {"name": self.name, "value": self.value, **given, "met": self.is_met}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of a benchmark."""
+
+    bench: str
+    repeats: int
+    rows: tuple[Row, ...]
+    bars: tuple[Bar, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return {
+            "bench": self.bench,
+            "machine": machine(),
+            "versions": versions(),
+            "repeats": self.repeats,
+            "rows": [row.as_dict() for row in self.rows],
+            "bars": [bar.as_dict() for bar in self.bars],
+        }
+
+
+def interleave(
+    contenders: dict[str, Callable[[], float]], repeats: int, tell: Callable[[str], None]
+) -> dict[str, tuple[float, ...]]:
+    """Measure several systems in turn, so that a noisy minute strikes them alike.
+
+    The order is reversed in every other round: none is always the first.
+    """
+    values: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(repeats):
+        order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
+        for name in order:
+            values[name].append(contenders[name]())
+            tell(f"round {number + 1} of {repeats}, {name}: {values[name][-1]:,.1f}")
+    return {name: tuple(found) for name, found in values.items()}
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of the ratios round by round: what drifts in both cancels out."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,65 @@
+"""`convoy bench`: measure Convoy beside its peers."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from convoy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from convoy.bench.report import Report
+
+
+def bench(
+    name: str,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    png: Path | None = None,
+) -> None:
+    """Measure one question; NAME is one of: single.
+
+    Parameters
+    ----------
+    name:
+        single: our training loop on one node against a bare PyTorch loop.
+    json:
+        Print one JSON object as the last line on standard output.
+    quick:
+        A rough answer within 50 seconds on two cores.
+    png:
+        Draw the result into this file.
+    """
+    from convoy.bench.catalog import BENCHMARKS
+
+    BENCHMARKS.check(name)
+    if png is not None and not png.absolute().parent.is_dir():
+        raise ConfigError("the picture's folder does not exist", got=str(png))
+    console = Console(stderr=True, highlight=False)
+    report = BENCHMARKS.get(name)(quick=quick, tell=console.print)
+    if png is not None:
+        from convoy.bench.plot import write_plot
+
+        write_plot(report, png)
+    if json:
+        print(json_format.dumps(report.as_dict()))
+    else:
+        _print_tables(report)
+
+
+def _print_tables(report: "Report") -> None:
+    console = Console(highlight=False)
+    rows = Table("task", "system", "median", "spread", "unit", box=None)
+    for row in report.rows:
+        rows.add_row(row.task, row.system, f"{row.median:,.0f}", f"{row.spread:.1%}", row.unit)
+    console.print(rows)
+    bars = Table("ratio", "value", "bar", "", box=None)
+    for bar in report.bars:
+        bound = f">= {bar.at_least}" if bar.at_least is not None else f"<= {bar.at_most}"
+        bars.add_row(bar.name, f"{bar.value:.3f}", bound, "met" if bar.is_met else "[red]missed[/]")
+    console.print(bars)

@@ -1,0 +1,51 @@
+"""The options of `convoy train`, derived from the config so that they are declared once."""
+
+import dataclasses
+import types
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from cyclopts import Group, Parameter
+
+from convoy.config import FIELDS, HINTS
+
+_GROUPS = {
+    name: Group(name, sort_key=number)
+    for number, name in enumerate(("Data", "Model", "Training", "Machine", "Output"), start=1)
+}
+
+
+def _optional(name: str) -> Any:  # noqa: ANN401 - a type made at run time
+    """Return a field's type for the command line: None means that it was not given there."""
+    field, hint = FIELDS[name], HINTS[name]
+    if get_origin(hint) is tuple:
+        hint = str  # "60,80"; the config splits it
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(arm for arm in get_args(hint) if arm is not type(None))
+    default = field.default
+    shown = "" if default in (None, ()) else str(default)
+    parameter = Parameter(
+        help=field.metadata["help"],
+        group=_GROUPS[field.metadata["group"]],
+        env_var=f"CONVOY_{name.upper()}",
+        show_env_var=False,
+        show_default=(lambda _: shown) if shown else False,
+    )
+    return Annotated[hint | None, parameter]
+
+
+def _make_options_class() -> type:
+    """Build a dataclass with every field of the config, each optional."""
+    made = dataclasses.make_dataclass(
+        "Options", [(name, _optional(name), None) for name in FIELDS], frozen=True, kw_only=True
+    )
+    made.__module__ = __name__  # cyclopts looks annotations up there
+    return Parameter(name="*")(made)
+
+
+Options = _make_options_class()
+
+
+def given_values(options: object) -> dict[str, Any]:
+    """Return the options that were given, by flag or by environment."""
+    values = {name: getattr(options, name) for name in FIELDS}
+    return {name: value for name, value in values.items() if value is not None}

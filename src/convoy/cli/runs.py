@@ -1,0 +1,101 @@
+"""`convoy runs`: look at what was trained."""
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from convoy.storage.runfolder import DEFAULT_ROOT
+
+runs = cyclopts.App(name="runs", help="Look at past runs.")
+
+
+@runs.command(name="list")
+def list_(
+    root: Path = DEFAULT_ROOT, /, *, json: Annotated[bool, Parameter(negative="")] = False
+) -> None:
+    """List the runs below a folder.
+
+    Parameters
+    ----------
+    root:
+        The folder that runs lie in.
+    json:
+        Print one JSON object instead of a table.
+    """
+    from convoy.storage.runs import list_runs
+
+    records = list_runs(root)
+    if json:
+        rows = [{"run_dir": str(r.path), "state": r.state, **r.summary} for r in records]
+        print(json_format.dumps({"runs": rows}))
+        return
+    table = Table("run", "state", "model", "data", "epochs", "accuracy", "seconds", box=None)
+    for record in records:
+        summary = record.summary
+        table.add_row(
+            escape(record.path.name),
+            record.state,
+            escape(str(record.config.get("model"))),
+            escape(str(record.config.get("data"))),
+            str(summary.get("epochs", "-")),
+            _percent(summary.get("test_accuracy")),
+            f"{summary['seconds']:.1f}" if "seconds" in summary else "-",
+        )
+    Console(soft_wrap=True).print(table if records else f"no runs in {escape(str(root))}")
+
+
+@runs.command
+def show(run: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> None:
+    """Show one run: how it was set up, how it went, what it left.
+
+    Parameters
+    ----------
+    run:
+        The run's folder.
+    json:
+        Print one JSON object instead of tables.
+    """
+    from convoy.storage.runs import read_run
+
+    record = read_run(run)
+    if json:
+        whole = {
+            "run_dir": str(record.path),
+            "state": record.state,
+            "config": record.config,
+            "summary": record.summary,
+            "checkpoints": record.checkpoints,
+        }
+        print(json_format.dumps(whole))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    reason = record.summary.get("reason", "it has not ended, or was killed")
+    console.print(f"[bold]{escape(str(record.path))}[/]: {record.state} ({escape(str(reason))})")
+    settings = ", ".join(f"{key}={value}" for key, value in record.config.items())
+    console.print(f"[dim]{escape(settings)}[/]")
+    console.print(_history_table(record.summary.get("history", [])))
+    console.print(f"checkpoints: {', '.join(record.checkpoints) or 'none'}")
+
+
+def _history_table(history: list[dict[str, Any]]) -> Table:
+    table = Table("epoch", "train loss", "train acc", "test loss", "test acc", "seconds", box=None)
+    for record in history:
+        table.add_row(
+            str(record["epoch"]),
+            f"{record['train_loss']:.4f}",
+            _percent(record["train_accuracy"]),
+            f"{record['test_loss']:.4f}",
+            _percent(record["test_accuracy"]),
+            f"{record['seconds']:.1f}",
+        )
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"

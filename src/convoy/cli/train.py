@@ -1,0 +1,76 @@
+"""`convoy train`: train a network, or go on with a run."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from convoy.cli.options import Options, given_values
+from convoy.config import load_config
+from convoy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from convoy.run import Run
+
+
+def train(
+    run_file: Path | None = None,
+    /,
+    *,
+    options: Options | None = None,  # type: ignore[valid-type]
+    resume: Annotated[Path | None, Parameter(group="Output")] = None,
+    json: Annotated[bool, Parameter(group="Output", negative="")] = False,
+    quiet: Annotated[bool, Parameter(group="Output", negative="")] = False,
+) -> None:
+    """Train a network.
+
+    Without any option this trains LeNet-5 on the data set that comes with Convoy. Values are
+    taken from RUN-FILE (TOML), over it from CONVOY_* variables, over those from the flags.
+
+    Parameters
+    ----------
+    run_file:
+        A TOML file with any of the options below: lr = 0.1
+    resume:
+        Go on with the run in this folder, exactly where its last checkpoint left it.
+    json:
+        Print one JSON object about the run as the last line on standard output.
+    quiet:
+        Show no progress.
+    """
+    given = given_values(options) if options is not None else {}
+    if resume is not None and run_file is not None:
+        raise ConfigError("a resumed run has its own config", got=str(run_file))
+    if resume is None:
+        given = load_config(run_file, given).as_dict()
+    run = _run(given, resume, quiet=quiet)
+    if json:
+        print(json_format.dumps(run.summary))
+    elif not quiet:
+        _print_summary(run)
+
+
+def _run(options: dict[str, Any], resume: Path | None, *, quiet: bool) -> "Run":
+    # Torch takes two seconds to import: only once the options are known to be right.
+    from convoy.monitor.terminal import TerminalView, make_console, make_track
+    from convoy.trainer import run_training
+
+    console = make_console(quiet=quiet)
+    return run_training(
+        options, resume=resume, sinks=[TerminalView(console)], track=make_track(console)
+    )
+
+
+def _print_summary(run: "Run") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("test accuracy", f"{run.accuracy:.2%} (best {run.best_accuracy:.2%})")
+    summary = run.summary
+    table.add_row("speed", f"{summary['samples_per_s']:,.0f} samples/s over {run.config.device}")
+    table.add_row("time", f"{summary['seconds']:.1f} s for {summary['epochs']} epochs")
+    table.add_row("run", str(run.directory))
+    table.add_row("checkpoint", str(run.checkpoint))
+    Console(highlight=False, soft_wrap=True).print(table)

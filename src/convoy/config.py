@@ -1,0 +1,246 @@
+"""The configuration of a run: one frozen record that the file, the flags and Python all fill.
+
+What every run has is flat, so that `--lr 0.1`, `lr = 0.1` in TOML and `fit(lr=0.1)` are the
+same words. A strategy with options of its own gets a table of its own.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_type_hints
+
+from convoy.errors import ConfigError, did_you_mean
+from convoy.options import coerce, option
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides what a run computes and where it leaves its results."""
+
+    data: str = option(
+        "fashion-mini",
+        "A data set by name, a folder, an archive, an .npz file, or MODULE:CALLABLE.",
+        group="Data",
+    )
+    data_dir: str | None = option(
+        None, "Where the files of a named data set lie.", group="Data", on_resume=True
+    )
+    cache_dir: str | None = option(
+        None,
+        "Where decoded images are kept (default: the user's cache folder).",
+        group="Data",
+        on_resume=True,
+    )
+    image_size: int = option(
+        0,
+        "Crop and scale every image to this many pixels a side (0: as they are).",
+        group="Data",
+        at_least=0,
+        at_most=1024,
+    )
+    test_fraction: float = option(
+        0.2,
+        "Part kept for the test where the data has none of its own.",
+        group="Data",
+        above=0.0,
+        at_most=0.9,
+    )
+    max_bad_samples: int = option(
+        0, "How many unreadable images may be left out.", group="Data", at_least=0
+    )
+    augment: Literal["auto", "none", "crop", "flip", "crop+flip"] = option(
+        "auto", "How training images are varied (auto: as usual for the data set).", group="Data"
+    )
+    crop_padding: int = option(
+        0,
+        "Pixels of shift a crop may give (0: an eighth of the side).",
+        group="Data",
+        at_least=0,
+        at_most=64,
+    )
+
+    model: str = option(
+        "lenet5", "A network by name, or MODULE:CALLABLE that returns an nn.Module.", group="Model"
+    )
+    strategy: str = option("single", "How nodes work together.", group="Model")
+    executor: str = option("eager", "How a node computes a step.", group="Model")
+
+    epochs: int = option(
+        12, "Passes over the training data.", group="Training", at_least=1, on_resume=True
+    )
+    batch: int = option(64, "Samples per step.", group="Training", at_least=1)
+    lr: float = option(0.1, "Highest learning rate.", group="Training", at_least=0.0)
+    momentum: float = option(0.9, "SGD's momentum.", group="Training", at_least=0.0, at_most=0.9999)
+    nesterov: bool = option(True, "Nesterov's form of momentum.", group="Training")
+    weight_decay: float = option(5e-4, "L2 penalty.", group="Training", at_least=0.0)
+    label_smoothing: float = option(
+        0.0, "Part of the target spread over all classes.", group="Training", at_least=0, at_most=0.9
+    )
+    schedule: Literal["cosine", "step", "constant"] = option(
+        "cosine", "How the learning rate falls after the warm-up.", group="Training"
+    )
+    warmup_epochs: float = option(
+        1.0, "Epochs over which the learning rate rises from zero.", group="Training", at_least=0.0
+    )
+    milestones: tuple[float, ...] = option(
+        (), "Epochs at which 'step' cuts the rate (default: at 1/2 and 3/4).", group="Training"
+    )
+    gamma: float = option(
+        0.1, "What 'step' multiplies the rate by.", group="Training", above=0.0, at_most=1.0
+    )
+    target_accuracy: float = option(
+        0.0,
+        "Stop as soon as the test accuracy reaches this (0: never).",
+        group="Training",
+        at_least=0.0,
+        at_most=1.0,
+        on_resume=True,
+    )
+    stop_after: int = option(
+        0,
+        "Save and leave after this many epochs of the whole; --resume goes on (0: never).",
+        group="Training",
+        at_least=0,
+        on_resume=True,
+    )
+    seed: int = option(
+        0, "Decides weights, order, augmentation and dropout.", group="Training", at_least=0
+    )
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.", group="Machine", on_resume=True)
+    threads: int = option(
+        0,
+        "CPU threads for the arithmetic (0: one a core).",
+        group="Machine",
+        at_least=0,
+        at_most=1024,
+        on_resume=True,
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp64"] = option(
+        "auto", "Arithmetic; auto takes bf16 where a short probe shows a gain.", group="Machine"
+    )
+    memory_format: Literal["auto", "contiguous", "channels_last"] = option(
+        "auto", "Layout of images in memory; auto probes.", group="Machine"
+    )
+    deterministic: bool = option(
+        False, "Same bits each time on a GPU too, at some cost.", group="Machine"
+    )
+
+    out: str | None = option(
+        None, "The run's folder (default: a new one under runs/).", group="Output"
+    )
+    checkpoint_steps: int = option(
+        0,
+        "Save every so many steps, beside the save after each epoch (0: epochs only).",
+        group="Output",
+        at_least=0,
+        on_resume=True,
+    )
+    log_interval_s: float = option(
+        1.0, "Seconds between two progress records.", group="Output", at_least=0.1, on_resume=True
+    )
+
+    def __post_init__(self) -> None:
+        """Check every field's type and range, then the laws between fields."""
+        for field in dataclasses.fields(self):
+            value = coerced(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        _check_laws(self)
+
+    def replaced(self, changes: Mapping[str, object]) -> "Config":
+        """Return a copy with some fields changed, checked again."""
+        check_names(changes)
+        return dataclasses.replace(self, **cast(dict[str, Any], dict(changes)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, in the order they are declared."""
+        return dataclasses.asdict(self)
+
+
+FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Config)}
+HINTS: dict[str, Any] = get_type_hints(Config)
+
+
+def coerced(name: str, value: object) -> object:
+    """Return a field's value in its declared type and range, or say what is wrong with it."""
+    return coerce(name, value, HINTS[name], FIELDS[name].metadata)
+
+
+def check_names(values: Mapping[str, object], source: str = "") -> None:
+    """Refuse a name that is no option, with the closest one that is."""
+    for name in values:
+        if name not in FIELDS:
+            where = f" in {source}" if source else ""
+            raise ConfigError(
+                f"unknown option '{name}'{where}",
+                hint=did_you_mean(name, FIELDS) or f"Known: {', '.join(FIELDS)}.",
+            )
+
+
+def _check_laws(config: Config) -> None:
+    """Check what must hold between fields."""
+    if config.nesterov and config.momentum == 0:
+        raise ConfigError(
+            "'nesterov' needs momentum", got=0.0, hint="Give --no-nesterov, or a momentum above 0."
+        )
+    if config.warmup_epochs > config.epochs:
+        raise ConfigError(
+            "'warmup_epochs' is longer than the run",
+            got=config.warmup_epochs,
+            allowed=f"at most epochs = {config.epochs}",
+        )
+    if config.milestones and config.schedule != "step":
+        raise ConfigError(
+            "'milestones' belong to the step schedule",
+            got=config.schedule,
+            hint="Give --schedule step.",
+        )
+    if list(config.milestones) != sorted(set(config.milestones)):
+        raise ConfigError("'milestones' must rise", got=config.milestones)
+    if config.crop_padding and config.augment in ("none", "flip"):
+        raise ConfigError(
+            "'crop_padding' needs a crop", got=config.augment, hint="Give --augment crop+flip."
+        )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a run file; its keys are checked, its values not yet."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("the run file does not exist", got=str(path)) from None
+    except IsADirectoryError:
+        raise ConfigError(
+            "the run file is a folder",
+            got=str(path),
+            hint="To go on with a run, give --resume FOLDER.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the run file cannot be read: {error}", got=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    check_names(values, str(path))
+    return values
+
+
+def load_config(path: Path | None, overrides: Mapping[str, object]) -> Config:
+    """Build a config: defaults, under the run file, under what was given by hand."""
+    values = read_toml(path) if path is not None else {}
+    return Config(**{**values, **cast(dict[str, Any], dict(overrides))})
+
+
+def changed_on_resume(saved: Config, overrides: Mapping[str, object]) -> Config:
+    """Return a saved run's config with overrides, refusing those that would falsify the run."""
+    check_names(overrides)
+    for name, value in overrides.items():
+        same = coerced(name, value) == getattr(saved, name)
+        if not same and not FIELDS[name].metadata["on_resume"]:
+            allowed = ", ".join(n for n, f in FIELDS.items() if f.metadata["on_resume"])
+            raise ConfigError(
+                f"a resumed run cannot change '{name}'",
+                got=value,
+                allowed=allowed,
+                hint="Start a new run instead.",
+            )
+    return saved.replaced(overrides)

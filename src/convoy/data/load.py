@@ -1,0 +1,88 @@
+"""Load a data set: from the cache if it holds it, else by decoding it once."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+from convoy.config import Config
+from convoy.data.cache import ImageCache, default_cache_dir
+from convoy.data.catalog import find_source
+from convoy.data.images import ImageSet, TrainTest, channel_statistics
+from convoy.data.progress import Track, untracked
+from convoy.data.sources.source import Decoded, Source
+from convoy.data.split import split
+from convoy.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+
+def load_data(config: Config, track: Track = untracked) -> TrainTest:
+    """Return the data set a config names, decoded, checked and described."""
+    source = find_source(config)
+    decoded, fingerprint = _load_or_decode(source, config, track)
+    if decoded.test is None:
+        decoded = _split(decoded, config)
+        fingerprint = fingerprint and f"{fingerprint}|{config.test_fraction}|{config.seed}"
+    return _described(source.name, decoded, fingerprint, source.augment)
+
+
+def wrap_data(train: ImageSet, test: ImageSet) -> TrainTest:
+    """Describe two image sets that the user handed over in memory."""
+    return _described("given", Decoded(train, test), None, "none")
+
+
+def _load_or_decode(source: Source, config: Config, track: Track) -> tuple[Decoded, str | None]:
+    fingerprint = source.fingerprint(track)
+    if fingerprint is None:
+        return source.decode(track), None
+    cache = ImageCache(Path(config.cache_dir) if config.cache_dir else default_cache_dir())
+    decoded = cache.load(fingerprint)
+    if decoded is None:
+        decoded = source.decode(track).with_statistics()
+        try:
+            cache.store(fingerprint, decoded)
+        except OSError as error:
+            # Costs the next run its decoding, this one nothing.
+            _log.warning("decoded images could not be cached: %s", error)
+    return decoded, fingerprint
+
+
+def _split(decoded: Decoded, config: Config) -> Decoded:
+    train, test = split(decoded.train, config.test_fraction, config.seed)
+    return Decoded(train, test, decoded.skipped)
+
+
+def _described(name: str, decoded: Decoded, fingerprint: str | None, augment: str) -> TrainTest:
+    train, test = decoded.train, decoded.test
+    assert test is not None
+    if train.shape_CHW != test.shape_CHW:
+        raise DataError(
+            f"{name}: training and test images differ in shape",
+            got=f"{train.shape_CHW} and {test.shape_CHW}",
+        )
+    if train.images_NCHW.dtype != test.images_NCHW.dtype:
+        raise DataError(f"{name}: training and test images differ in type")
+    if len(test.classes) > len(train.classes):
+        raise DataError(f"{name}: the test part has labels that the training part lacks")
+    mean, std = decoded.statistics or channel_statistics(train.images_NCHW)
+    return TrainTest(
+        name=name,
+        train=train,
+        test=test,
+        digest=hashlib.sha256(fingerprint.encode()).hexdigest()
+        if fingerprint
+        else content_digest(train, test),
+        augment=augment,
+        mean=mean,
+        std=std,
+        skipped=decoded.skipped,
+    )
+
+
+def content_digest(*sets: ImageSet) -> str:
+    """Return a digest of images and labels in memory."""
+    digest = hashlib.sha256()
+    for images in sets:
+        for tensor in (images.images_NCHW, images.labels):
+            digest.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+    return digest.hexdigest()

@@ -1,0 +1,111 @@
+"""Files that are either whole or not there, whatever is killed when."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_PARTIAL = ".partial-"
+
+# Named places at which a test can kill the process, to prove that nothing is lost there.
+FAILPOINTS = (
+    "folder.before-fill",
+    "folder.after-fill",
+    "folder.before-rename",
+    "folder.after-rename",
+    "folder.before-remove",
+    "file.before-rename",
+)
+
+
+def failpoint(name: str) -> None:
+    """Kill this very process here, if a test has armed this place; else do nothing."""
+    assert name in FAILPOINTS, name
+    if os.environ.get("CONVOY_FAILPOINT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _partial_name(path: Path) -> Path:
+    return path.with_name(f"{_PARTIAL}{os.getpid()}-{path.name}")
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file's content is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's whole content: readers see the old or the new, never a part."""
+    partial = _partial_name(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        sync_file(partial)
+        failpoint("file.before-rename")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder under a temporary name and give it its real name when it is complete.
+
+    If another process has made the folder meanwhile, that one stays and ours is dropped.
+    """
+    partial = _partial_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    failpoint("folder.before-fill")
+    partial.mkdir()
+    try:
+        yield partial
+        failpoint("folder.after-fill")
+        for file in partial.iterdir():
+            sync_file(file)
+        sync_folder(partial)
+        failpoint("folder.before-rename")
+        with contextlib.suppress(FileExistsError):
+            if not path.exists():
+                partial.rename(path)
+        failpoint("folder.after-rename")
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that, killed half-way, it is gone rather than torn."""
+    doomed = _partial_name(path)
+    path.rename(doomed)
+    failpoint("folder.before-remove")
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what processes that no longer live left half-written in a folder."""
+    for leftover in folder.glob(f"{_PARTIAL}*"):
+        owner = leftover.name.removeprefix(_PARTIAL).split("-", 1)[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,62 @@
+"""The plain executor: PyTorch's own forward, backward and update."""
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+from convoy.data.batches import Batch
+from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.executor import Sums
+from convoy.models.dropout import drop_by
+
+
+class EagerExecutor:
+    """Computes steps operation by operation, as a hand-written PyTorch loop does."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        arithmetic: Arithmetic,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.arithmetic = arithmetic
+        self._label_smoothing = label_smoothing
+
+    def gradients(self, batch: Batch, divisor: float) -> Sums:
+        """Leave the gradient of (sum of losses / divisor) in each parameter's .grad."""
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        with drop_by(batch.keys):
+            logits, loss = self._forward(batch, self._label_smoothing)
+        (loss / divisor).backward()
+        return _sums(logits, loss, batch)
+
+    def update(self, learning_rate: float) -> None:
+        """Apply the gradients to the weights."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Sums:
+        """Run a batch through without learning from it."""
+        self.model.eval()
+        logits, loss = self._forward(batch, label_smoothing=0.0)
+        return _sums(logits, loss, batch)
+
+    def _forward(self, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        with self.arithmetic.autocast():
+            logits: Tensor = self.model(batch.images_NCHW)
+            loss = functional.cross_entropy(
+                logits, batch.labels, reduction="sum", label_smoothing=label_smoothing
+            )
+        return logits, loss
+
+
+def _sums(logits: Tensor, loss: Tensor, batch: Batch) -> Sums:
+    correct = (logits.detach().argmax(1) == batch.labels).sum()
+    return Sums(loss.detach(), correct, len(batch))

@@ -1,0 +1,73 @@
+"""The contract of an executor: weights and a batch in, gradient sums and counts out.
+
+A step has two halves, so that a strategy can exchange gradients between them:
+
+    sums = executor.gradients(batch, divisor)    # .grad = d(sum of losses)/dw / divisor
+    ...                                          # all-reduce, or nothing
+    executor.update(learning_rate)               # weights move
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn, optim
+
+from convoy.data.batches import Batch
+from convoy.inner.arithmetic import Arithmetic
+from convoy.registry import Entry, Registry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """What a batch adds up to; sums of several batches or nodes can simply be added.
+
+    Attributes:
+        loss: sum of the samples' losses, on the device.
+        correct: how many samples were classified correctly, on the device.
+        count: how many samples there were.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    count: int
+
+
+class Executor(Protocol):
+    """Computes the steps of one network on one node."""
+
+    model: nn.Module
+    optimizer: optim.Optimizer
+    arithmetic: Arithmetic
+
+    def gradients(self, batch: Batch, divisor: float) -> Sums:
+        """Leave the gradient of (sum of losses / divisor) in each parameter's .grad."""
+        ...
+
+    def update(self, learning_rate: float) -> None:
+        """Apply the gradients to the weights."""
+        ...
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Run a batch through without learning from it."""
+        ...
+
+
+class ExecutorFactory(Protocol):
+    """Makes an executor for a network that is already on its device."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        arithmetic: Arithmetic,
+        *,
+        label_smoothing: float,
+    ) -> Executor:
+        """Return the executor."""
+        ...
+
+
+EXECUTORS: Registry[ExecutorFactory] = Registry(
+    "executor",
+    {"eager": Entry("convoy.inner.eager:EagerExecutor", "plain PyTorch, one operation at a time")},
+)

@@ -1,0 +1,35 @@
+"""A network as a flat sequence of named blocks: what can be cut, scheduled or split.
+
+The zoo's networks are plain `nn.Sequential`s of blocks, so the walk needs no second definition
+of any of them, and a user's own `nn.Sequential` can be walked the same way.
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+_WEIGHT_LAYERS = (nn.Conv2d, nn.Linear)
+
+
+def walk_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a network's blocks in the order in which they run, with their dotted names.
+
+    Running the blocks one after the other on an input equals running the network. Nested
+    sequences are entered; whatever is no sequence is one block.
+    """
+    if not isinstance(model, nn.Sequential):
+        yield "", model
+        return
+    for name, child in model.named_children():
+        for inner_name, block in walk_blocks(child):
+            yield f"{name}.{inner_name}" if inner_name else name, block
+
+
+def count_weight_layers(block: nn.Module) -> int:
+    """Count convolutions and fully connected layers: the unit the pipeline paper cuts by."""
+    return sum(isinstance(module, _WEIGHT_LAYERS) for module in block.modules())
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Count the trainable numbers of a network or block."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,72 @@
+"""Dropout that belongs to the sample: the same mask whichever node computes it.
+
+Torch's dropout reads a global generator, so a mask would depend on who does the work and on
+what was drawn before. Here it is a function of (sample key, layer, neuron), and a resumed or
+redistributed run draws the same masks with no generator state to save.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import Tensor, nn
+
+from convoy.randomness import draw_uniform
+
+_keys: ContextVar[Tensor | None] = ContextVar("sample_keys", default=None)
+_FIRST_STREAM = 16  # below lie the streams of augmentation
+
+
+@contextmanager
+def drop_by(keys: Tensor | None) -> Iterator[None]:
+    """Let the dropout layers below take their masks from these sample keys."""
+    token = _keys.set(keys)
+    try:
+        yield
+    finally:
+        _keys.reset(token)
+
+
+class SampleDropout(nn.Module):
+    """Dropout by sample keys; whole channels where `channelwise`.
+
+    Without keys (outside Convoy's own training) it is torch's dropout.
+    """
+
+    def __init__(self, p: float, layer: int, *, channelwise: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.layer = layer
+        self.channelwise = channelwise
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero a part p of the inputs and scale the rest up."""
+        if not self.training or self.p == 0:
+            return x
+        keys = _keys.get()
+        if keys is None:
+            plain = nn.functional.dropout2d if self.channelwise else nn.functional.dropout
+            return plain(x, self.p)
+        if self.p == 1:
+            return x * 0
+        shape = x.shape[:2] if self.channelwise else x.shape
+        places = shape[1:].numel()
+        kept = draw_uniform(keys, _FIRST_STREAM + self.layer, places) >= self.p
+        mask = kept.view(*shape, *[1] * (x.ndim - len(shape))).to(x.dtype)
+        return x * (mask / (1 - self.p))
+
+    def extra_repr(self) -> str:
+        """Describe the layer as torch's own does."""
+        return f"p={self.p}, layer={self.layer}, channelwise={self.channelwise}"
+
+
+def key_dropout(model: nn.Module) -> nn.Module:
+    """Replace every torch dropout of a network, in place, by one that goes by sample keys."""
+    layer = 0
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) in (nn.Dropout, nn.Dropout2d):
+                channelwise = type(child) is nn.Dropout2d
+                setattr(parent, name, SampleDropout(child.p, layer, channelwise=channelwise))
+                layer += 1
+    return model

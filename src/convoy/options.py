@@ -1,0 +1,100 @@
+"""One option: its default, help, type and range, declared once and checked everywhere alike."""
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+from convoy.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def option(
+    default: T,
+    help_text: str,
+    *,
+    group: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    on_resume: bool = False,
+) -> T:
+    """Declare a field: its default, its help, its range, and whether a resume may change it."""
+    facts = {
+        "help": help_text,
+        "group": group,
+        "at_least": at_least,
+        "at_most": at_most,
+        "above": above,
+        "on_resume": on_resume,
+    }
+    return cast(T, dataclasses.field(default=default, metadata=facts))
+
+
+def coerce(name: str, value: object, hint: Any, facts: Mapping[str, Any]) -> object:  # noqa: ANN401
+    """Return a value in its declared type and range, or say what is wrong with it."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None:
+            return None
+        hint = next(arm for arm in get_args(hint) if arm is not type(None))
+    if get_origin(hint) is Literal:
+        return _coerce_choice(name, value, get_args(hint))
+    if get_origin(hint) is tuple:
+        return _coerce_numbers(name, value)
+    return _check_range(name, _coerce_scalar(name, value, hint), facts)
+
+
+def _coerce_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        suggestion = did_you_mean(value, choices) if isinstance(value, str) else None
+        raise ConfigError(
+            f"'{name}' has an unknown value",
+            got=value,
+            allowed=", ".join(choices),
+            hint=suggestion,
+        )
+    return cast(str, value)
+
+
+def _coerce_numbers(name: str, value: object) -> tuple[float, ...]:
+    """Take a list of numbers, or the command line's "60,80"."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        raise ConfigError(f"'{name}' must be a list of numbers", got=value)
+    try:
+        return tuple(float(item) for item in items if item != "")
+    except (TypeError, ValueError):
+        raise ConfigError(f"'{name}' must be a list of numbers", got=value) from None
+
+
+def _coerce_scalar(name: str, value: object, kind: type) -> object:
+    # bool is a subclass of int, so `epochs = true` must be refused by hand.
+    fits = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+    if fits:
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is str and isinstance(value, Path):
+        return str(value)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    raise ConfigError(f"'{name}' must be {words[kind]}", got=value)
+
+
+def _check_range(name: str, value: object, facts: Mapping[str, Any]) -> object:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return value
+    low, high, above = facts["at_least"], facts["at_most"], facts["above"]
+    good = (
+        math.isfinite(value)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+    )
+    if not good:
+        bounds = [(f"at least {low}", low), (f"above {above}", above), (f"at most {high}", high)]
+        allowed = " and ".join(text for text, bound in bounds if bound is not None)
+        raise ConfigError(f"'{name}' is out of range", got=value, allowed=allowed or "finite")
+    return value

@@ -1,0 +1,151 @@
+"""A run's folder: its config, its events, its summary and its checkpoints.
+
+    runs/20261116-101500-lenet5-fashion-mini/
+        config.toml      the effective configuration: `convoy train config.toml` runs it again
+        events.jsonl     what happened, line by line
+        summary.json     how it ended
+        checkpoints/     see convoy.storage.checkpoint
+"""
+
+import contextlib
+import fcntl
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import tomlkit
+
+from convoy.config import FIELDS, Config, read_toml
+from convoy.errors import CheckpointError, ConfigError, EnvironmentProblem, StorageError
+from convoy.files import remove_partials, write_atomically
+
+DEFAULT_ROOT = Path("runs")
+
+
+class RunFolder:
+    """The folder of one run, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def events(self) -> Path:
+        """Return the file of events."""
+        return self.path / "events.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Return the file that says how the run ended."""
+        return self.path / "summary.json"
+
+    @property
+    def config(self) -> Path:
+        """Return the effective configuration's file."""
+        return self.path / "config.toml"
+
+    def create(self) -> None:
+        """Make the folder; refuse one that holds something already."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()):
+                raise ConfigError(
+                    "the output folder is not empty",
+                    got=str(self.path),
+                    hint="Give another --out, or --resume to go on with the run in it.",
+                )
+            self.acquire()
+        except OSError as error:
+            raise ConfigError(
+                f"the output folder cannot be written: {error}",
+                got=str(self.path),
+                hint="Give another --out.",
+            ) from error
+
+    def open(self) -> Config:
+        """Take hold of an existing run and return its configuration."""
+        if not self.config.is_file():
+            raise CheckpointError("this folder holds no run of Convoy", got=str(self.path))
+        self.acquire()
+        remove_partials(self.path)
+        return Config(**read_toml(self.config))
+
+    def acquire(self) -> None:
+        """Hold the run; the hold ends with the process, however that ends."""
+        # The handle must outlive this call: closing it would release the lock.
+        handle = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.close()
+            raise EnvironmentProblem(
+                "another process is working on this run", got=str(self.path)
+            ) from None
+        self._lock = handle
+
+    def write_config(self, config: Config) -> None:
+        """Write the effective configuration, each value with its meaning."""
+        write_atomically(self.config, config_text(config))
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write how the run ended."""
+        try:
+            write_atomically(self.summary, json.dumps(summary, indent=1))
+        except OSError as error:
+            raise StorageError(f"{self.summary} could not be written: {error}") from error
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            if not self.config.exists():  # it never came to a run: leave no trace
+                self._remove_unused()
+
+    def _remove_unused(self) -> None:
+        (self.path / ".lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def config_text(config: Config) -> str:
+    """Return a configuration as TOML, each value with its meaning in a comment.
+
+    `out` is left out: the file lies in that folder, and running it again makes a new one.
+    """
+    document = tomlkit.document()
+    for name, value in config.as_dict().items():
+        if value is not None and name != "out":
+            item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
+            item.comment(FIELDS[name].metadata["help"])
+            document.add(name, item)
+    return tomlkit.dumps(document)
+
+
+def default_path(config: Config) -> Path:
+    """Return a new folder's path under runs/, named after time, model and data."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{_word(config.model)}-{_word(config.data)}"
+    path = DEFAULT_ROOT / stem
+    number = 1
+    while path.exists():
+        number += 1
+        path = DEFAULT_ROOT / f"{stem}-{number}"
+    return path
+
+
+def _word(name: str) -> str:
+    last = name.rstrip("/").rsplit("/", 1)[-1].split(".", 1)[0]
+    return "".join(c if c.isalnum() or c == "-" else "-" for c in last.lower()).strip("-") or "run"
