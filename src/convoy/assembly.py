@@ -10,7 +10,6 @@ from convoy.data.augment import choose_augmentation
 from convoy.data.batches import Batches
 from convoy.data.images import ImageSet, TrainTest
 from convoy.data.load import load_data
-from convoy.data.progress import Track
 from convoy.errors import ConfigError
 from convoy.inner.arithmetic import Arithmetic, choose_device, prepare_device
 from convoy.inner.executor import EXECUTORS, Executor
@@ -23,6 +22,7 @@ from convoy.outer.job import Job
 from convoy.outer.stop import StopRequest
 from convoy.outer.strategy import STRATEGIES
 from convoy.storage.runfolder import RunFolder
+from convoy.tracking import Track
 
 IN_MEMORY = "(in memory)"  # what a config calls a model or data set handed over in Python
 _RESUME_IN_PYTHON = "Go on with convoy.fit(model, train, test, resume=FOLDER)."
@@ -68,7 +68,7 @@ def make_job(
             allowed=f"at most {len(data.train)}",
         )
     shape = data.train.shape_CHW
-    augmentation = choose_augmentation(config.augment, data.augment, config.crop_padding, shape)
+    augmentation = choose_augmentation(config, data.augment, shape)
     model = _make_model(config, data, given.model)
     arithmetic, _ = choose_arithmetic(config, device, model, shape)
     return Job(

@@ -79,7 +79,9 @@ def _torch_version() -> Finding:
     found = torch.__version__
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
     wanted = ".".join(map(str, _MIN_TORCH))
-    return Finding("torch", numbers >= _MIN_TORCH, f"{found} (needs {wanted} or newer)", needed=True)
+    return Finding(
+        "torch", numbers >= _MIN_TORCH, f"{found} (needs {wanted} or newer)", needed=True
+    )
 
 
 def _processor() -> Finding:
@@ -105,7 +107,9 @@ def _writable(name: str, folder: Path, *, needed: bool) -> Finding:
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free / 2**30
     except OSError as error:
-        return Finding(name, False, f"{folder} cannot be written: {os.strerror(error.errno or 0)}", needed)
+        return Finding(
+            name, False, f"{folder} cannot be written: {os.strerror(error.errno or 0)}", needed
+        )
     return Finding(name, True, f"{folder} ({free:.1f} GiB free)", needed)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_type_hints
 from convoy.errors import ConfigError, did_you_mean
 from convoy.options import coerce, option
 
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that decides what a run computes and where it leaves its results."""
@@ -59,6 +60,13 @@ class Config:
         at_least=0,
         at_most=64,
     )
+    cutout: int = option(
+        0,
+        "Side of a square that is blanked in each training image (0: none).",
+        group="Data",
+        at_least=0,
+        at_most=1024,
+    )
 
     model: str = option(
         "lenet5", "A network by name, or MODULE:CALLABLE that returns an nn.Module.", group="Model"
@@ -67,15 +75,19 @@ class Config:
     executor: str = option("eager", "How a node computes a step.", group="Model")
 
     epochs: int = option(
-        12, "Passes over the training data.", group="Training", at_least=1, on_resume=True
+        15, "Passes over the training data.", group="Training", at_least=1, on_resume=True
     )
     batch: int = option(64, "Samples per step.", group="Training", at_least=1)
-    lr: float = option(0.1, "Highest learning rate.", group="Training", at_least=0.0)
+    lr: float = option(0.05, "Highest learning rate.", group="Training", at_least=0.0)
     momentum: float = option(0.9, "SGD's momentum.", group="Training", at_least=0.0, at_most=0.9999)
     nesterov: bool = option(True, "Nesterov's form of momentum.", group="Training")
     weight_decay: float = option(5e-4, "L2 penalty.", group="Training", at_least=0.0)
     label_smoothing: float = option(
-        0.0, "Part of the target spread over all classes.", group="Training", at_least=0, at_most=0.9
+        0.0,
+        "Part of the target spread over all classes.",
+        group="Training",
+        at_least=0,
+        at_most=0.9,
     )
     schedule: Literal["cosine", "step", "constant"] = option(
         "cosine", "How the learning rate falls after the warm-up.", group="Training"

@@ -5,7 +5,7 @@ import math
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from convoy.errors import ConfigError, did_you_mean
 
@@ -31,7 +31,8 @@ def option(
         "above": above,
         "on_resume": on_resume,
     }
-    return cast(T, dataclasses.field(default=default, metadata=facts))
+    # Typed as the value it holds once the record is made, as dataclasses.field itself is.
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def coerce(name: str, value: object, hint: Any, facts: Mapping[str, Any]) -> object:  # noqa: ANN401
@@ -56,7 +57,7 @@ def _coerce_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
             allowed=", ".join(choices),
             hint=suggestion,
         )
-    return cast(str, value)
+    return str(value)
 
 
 def _coerce_numbers(name: str, value: object) -> tuple[float, ...]:

@@ -11,7 +11,6 @@ from convoy.assembly import IN_MEMORY, Given, check_choices, make_job
 from convoy.config import Config, changed_on_resume
 from convoy.data.images import TrainTest
 from convoy.data.load import wrap_data
-from convoy.data.progress import Track, untracked
 from convoy.data.sources.user import as_image_set
 from convoy.errors import CheckpointError, ConfigError, ConvoyError, Interrupted
 from convoy.models.blocks import count_parameters
@@ -24,6 +23,7 @@ from convoy.outer.strategy import STRATEGIES
 from convoy.run import Run, summarise
 from convoy.storage.checkpoint import Found, load_newest
 from convoy.storage.runfolder import RunFolder, default_path
+from convoy.tracking import Track, untracked
 
 
 def fit(

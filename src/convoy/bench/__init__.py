@@ -1,0 +1,1 @@
+"""Benchmarks: each answers one question, beside its peers, in one run."""

@@ -21,7 +21,6 @@ from convoy.bench.report import Bar, Report, Row, interleave, median_ratio
 from convoy.config import Config
 from convoy.data.images import make_image_set
 from convoy.data.load import wrap_data
-from convoy.data.progress import untracked
 from convoy.inner.optimizer import make_optimizer
 from convoy.models.zoo import build_model
 from convoy.monitor.events import EventStream
@@ -30,6 +29,7 @@ from convoy.outer.job import Job
 from convoy.outer.single import train_epoch
 from convoy.outer.stop import StopRequest
 from convoy.storage.runfolder import RunFolder
+from convoy.tracking import untracked
 
 AT_LEAST = 0.97
 

@@ -47,5 +47,5 @@ Options = _make_options_class()
 
 def given_values(options: object) -> dict[str, Any]:
     """Return the options that were given, by flag or by environment."""
-    values = {name: getattr(options, name) for name in FIELDS}
+    values = {name: getattr(options, name, None) for name in FIELDS}
     return {name: value for name, value in values.items() if value is not None}

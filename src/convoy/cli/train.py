@@ -39,7 +39,7 @@ def train(
     quiet:
         Show no progress.
     """
-    given = given_values(options) if options is not None else {}
+    given = given_values(options)
     if resume is not None and run_file is not None:
         raise ConfigError("a resumed run has its own config", got=str(run_file))
     if resume is None:

@@ -1,0 +1,1 @@
+"""Images: where they come from, how they become batches."""

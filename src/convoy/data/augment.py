@@ -6,48 +6,54 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from convoy.config import Config
 from convoy.errors import ConfigError
 from convoy.randomness import draw_below
 
-_ROWS, _COLUMNS, _MIRROR = 0, 1, 2  # independent streams of a sample's key
+_ROWS, _COLUMNS, _MIRROR, _HOLE_ROW, _HOLE_COLUMN = range(5)  # streams of a sample's key
 
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """What is done to a training image: a shift of up to `padding` pixels, a mirror image."""
+    """What is done to a training image.
+
+    Attributes:
+        padding: it is shifted by up to this many pixels.
+        flip: it is mirrored, or not.
+        cutout: a square of this side is blanked out.
+    """
 
     padding: int = 0
     flip: bool = False
-
-    @property
-    def is_none(self) -> bool:
-        """Tell whether images stay as they are."""
-        return self.padding == 0 and not self.flip
+    cutout: int = 0
 
 
 def choose_augmentation(
-    wanted: str, usual: str, padding: int, shape_chw: tuple[int, int, int]
+    config: Config, usual: str, shape_chw: tuple[int, int, int]
 ) -> Augmentation:
-    """Turn the options `augment` and `crop_padding` into an augmentation for such images."""
-    kind = usual if wanted == "auto" else wanted
-    _, height, width = shape_chw
-    pixels = padding or max(1, min(height, width) // 8)
-    if "crop" in kind and pixels >= min(height, width):
-        raise ConfigError(
-            "'crop_padding' is as large as the images",
-            got=pixels,
-            allowed=f"below {min(height, width)}",
-        )
-    return Augmentation(padding=pixels if "crop" in kind else 0, flip="flip" in kind)
+    """Turn a config's options into an augmentation for images of such a shape."""
+    kind = usual if config.augment == "auto" else config.augment
+    side = min(shape_chw[1:])
+    for name in ("crop_padding", "cutout"):
+        if getattr(config, name) >= side:
+            raise ConfigError(
+                f"'{name}' is as large as the images",
+                got=getattr(config, name),
+                allowed=f"below {side}",
+            )
+    padding = config.crop_padding or max(1, side // 8)
+    return Augmentation(
+        padding=padding if "crop" in kind else 0, flip="flip" in kind, cutout=config.cutout
+    )
 
 
-def augment(images_nchw: Tensor, keys: Tensor, augmentation: Augmentation) -> Tensor:
+def shift_and_mirror(images_nchw: Tensor, keys: Tensor, augmentation: Augmentation) -> Tensor:
     """Shift and mirror each image as its key says; what moves in from outside is black.
 
     All pixels of the batch are fetched by one gather: row and column of each are computed from
     the image's shift and mirroring, so no image is handled on its own.
     """
-    if augmentation.is_none:
+    if augmentation.padding == 0 and not augmentation.flip:
         return images_nchw
     n, c, h, w = images_nchw.shape
     pad = augmentation.padding
@@ -63,3 +69,22 @@ def augment(images_nchw: Tensor, keys: Tensor, augmentation: Augmentation) -> Te
     places = rows[:, :, None] * (w + 2 * pad) + (columns + left[:, None])[:, None, :]
     places = places.reshape(n, 1, h * w).expand(n, c, h * w)
     return padded.reshape(n, c, -1).gather(2, places).reshape(n, c, h, w)
+
+
+def cut_out(images_nchw: Tensor, keys: Tensor, side: int) -> Tensor:
+    """Blank a square of each image, in place; its centre is anywhere, so a part may lie outside.
+
+    Meant for normalised images, where zero is the mean colour.
+    """
+    if side == 0:
+        return images_nchw
+    height, width = images_nchw.shape[2:]
+
+    def band(stream: int, length: int) -> Tensor:
+        start = draw_below(keys, stream, length)[:, None] - side // 2
+        places = torch.arange(length, device=keys.device)
+        return (places >= start) & (places < start + side)
+
+    rows, columns = band(_HOLE_ROW, height), band(_HOLE_COLUMN, width)
+    hole = rows[:, :, None] & columns[:, None, :]
+    return images_nchw.masked_fill_(hole[:, None], 0.0)

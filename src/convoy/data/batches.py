@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convoy.data.augment import Augmentation, augment
+from convoy.data.augment import Augmentation, cut_out, shift_and_mirror
 from convoy.data.images import ImageSet
 from convoy.randomness import sample_keys
 
@@ -62,8 +62,10 @@ class Batches:
         """Return the training samples with these numbers, varied as (seed, epoch, number) say."""
         indices = indices.to(self.device, non_blocking=True)
         keys = sample_keys(seed, epoch, indices)
-        pixels = augment(self._images.index_select(0, indices), keys, augmentation)
-        return Batch(self._normalise(pixels), self._labels.index_select(0, indices), keys)
+        pixels = self._images.index_select(0, indices)
+        images = self._normalise(shift_and_mirror(pixels, keys, augmentation))
+        images = cut_out(images, keys, augmentation.cutout)
+        return Batch(images, self._labels.index_select(0, indices), keys)
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """Yield all samples as they are, in order, for evaluation."""

@@ -31,12 +31,12 @@ class NamedSet:
 
 def _find_fashion_mini(_: list[Path]) -> Source:
     path = Path(str(files("convoy.data").joinpath("embedded/fashion-mini.npz")))
-    return npz_source("fashion-mini", path, augment="crop+flip")
+    return npz_source("fashion-mini", path, augment="flip")
 
 
 def _find_fashion_mnist(folders: list[Path]) -> Source | None:
     found = find_idx_files(folders)
-    return idx_source("fashion-mnist", found, FASHION_CLASSES, "crop+flip") if found else None
+    return idx_source("fashion-mnist", found, FASHION_CLASSES, "flip") if found else None
 
 
 def _find_mnist(folders: list[Path]) -> Source | None:

@@ -4,14 +4,16 @@ import hashlib
 import logging
 from pathlib import Path
 
+import numpy as np
+
 from convoy.config import Config
 from convoy.data.cache import ImageCache, default_cache_dir
 from convoy.data.catalog import find_source
 from convoy.data.images import ImageSet, TrainTest, channel_statistics
-from convoy.data.progress import Track, untracked
 from convoy.data.sources.source import Decoded, Source
 from convoy.data.split import split
 from convoy.errors import DataError
+from convoy.tracking import Track, untracked
 
 _log = logging.getLogger(__name__)
 
@@ -84,5 +86,5 @@ def content_digest(*sets: ImageSet) -> str:
     digest = hashlib.sha256()
     for images in sets:
         for tensor in (images.images_NCHW, images.labels):
-            digest.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+            digest.update(np.ascontiguousarray(tensor.numpy()).data)
     return digest.hexdigest()

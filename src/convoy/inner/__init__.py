@@ -1,0 +1,1 @@
+"""Inside a node: how one step is computed."""

@@ -52,9 +52,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(
-            "unknown device", got=name, allowed="auto, cpu, cuda or cuda:N"
-        ) from None
+        raise ConfigError("unknown device", got=name, allowed="auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError("unknown device", got=name, allowed="auto, cpu, cuda or cuda:N")
     if device.type == "cuda":

@@ -17,6 +17,7 @@ def make_optimizer(model: nn.Module, config: Config) -> optim.SGD:
         momentum=config.momentum,
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
+        fused=True,
     )
 
 

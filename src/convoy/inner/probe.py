@@ -62,7 +62,7 @@ def candidate_arithmetics(config: Config, device: torch.device) -> list[Arithmet
 def has_fast_bf16(device: torch.device) -> bool:
     """Tell whether a device has instructions for bf16, so that trying it can pay."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

@@ -1,0 +1,1 @@
+"""The papers' networks, and the door for any other."""

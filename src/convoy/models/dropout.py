@@ -65,8 +65,8 @@ def key_dropout(model: nn.Module) -> nn.Module:
     layer = 0
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child) in (nn.Dropout, nn.Dropout2d):
-                channelwise = type(child) is nn.Dropout2d
+            if isinstance(child, (nn.Dropout, nn.Dropout2d)):
+                channelwise = isinstance(child, nn.Dropout2d)
                 setattr(parent, name, SampleDropout(child.p, layer, channelwise=channelwise))
                 layer += 1
     return model

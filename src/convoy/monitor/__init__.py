@@ -1,0 +1,1 @@
+"""What is seen of a run: events, the journal, the terminal."""

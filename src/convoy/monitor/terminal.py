@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
-from convoy.data.progress import Track
 from convoy.monitor.events import (
     CheckpointEvent,
     EndEvent,
@@ -19,6 +18,7 @@ from convoy.monitor.events import (
     StepEvent,
     WarningEvent,
 )
+from convoy.tracking import Track
 
 T = TypeVar("T")
 
@@ -127,9 +127,7 @@ def make_track(console: Console) -> Track:
     return track
 
 
-def _with_lines(
-    console: Console, items: Iterable[T], description: str, total: int
-) -> Iterator[T]:
+def _with_lines(console: Console, items: Iterable[T], description: str, total: int) -> Iterator[T]:
     last = time.monotonic()
     for number, item in enumerate(items, start=1):
         yield item

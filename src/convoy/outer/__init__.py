@@ -1,0 +1,1 @@
+"""Between nodes: who trains which samples, and how results become one model."""

@@ -13,7 +13,7 @@ from convoy.inner.executor import Executor
 from convoy.monitor.events import EvaluationEvent, StepEvent
 from convoy.outer.job import Job
 from convoy.outer.progress import EpochRecord
-from convoy.randomness import epoch_order, fold
+from convoy.randomness import epoch_order, fold, seed_torch
 
 
 def train_single(job: Job) -> str:
@@ -52,8 +52,7 @@ def train_epoch(job: Job) -> None:
     meter = _Meter(job)
     while progress.step < job.schedule.steps_per_epoch and not job.stop.requested:
         start = progress.step * config.batch
-        # Whatever draws from torch's own generator must not depend on where a run was resumed.
-        torch.manual_seed(fold(config.seed, 4, progress.updates))
+        seed_torch(fold(config.seed, 4, progress.updates), job.train.device)
         batch = job.train.training(
             order[start : start + config.batch],
             seed=config.seed,

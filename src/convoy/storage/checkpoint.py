@@ -1,9 +1,9 @@
 """Checkpoints: safetensors with a manifest of digests, complete or not there at all.
 
-    checkpoints/step-00001250/
-        model.safetensors       weights and batch-norm statistics
-        optimizer.safetensors   momentum
-        manifest.json           digests, progress, and what the weights belong to
+checkpoints/step-00001250/
+    model.safetensors       weights and batch-norm statistics
+    optimizer.safetensors   momentum
+    manifest.json           digests, progress, and what the weights belong to
 """
 
 import hashlib

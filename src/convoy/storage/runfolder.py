@@ -1,10 +1,10 @@
 """A run's folder: its config, its events, its summary and its checkpoints.
 
-    runs/20261116-101500-lenet5-fashion-mini/
-        config.toml      the effective configuration: `convoy train config.toml` runs it again
-        events.jsonl     what happened, line by line
-        summary.json     how it ended
-        checkpoints/     see convoy.storage.checkpoint
+runs/20261116-101500-lenet5-fashion-mini/
+    config.toml      the effective configuration: `convoy train config.toml` runs it again
+    events.jsonl     what happened, line by line
+    summary.json     how it ended
+    checkpoints/     see convoy.storage.checkpoint
 """
 
 import contextlib

@@ -92,7 +92,7 @@ class TarFiles:
             path = PurePosixPath(member.name)
             if member.isfile() and is_image(path):
                 file = archive.extractfile(member)
-                assert file is not None  # noqa: S101 - tarfile promises it for regular files
+                assert file is not None
                 yield path, file.read()
 
     def _listing(self) -> tuple[list[PurePosixPath], list[PurePosixPath]]:

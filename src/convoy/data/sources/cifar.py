@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from convoy.data.images import ImageSet, make_image_set
-from convoy.data.progress import Track
 from convoy.data.sources.source import Decoded, Source
 from convoy.errors import DataError
+from convoy.tracking import Track
 
 CIFAR10_CLASSES = (
     "airplane",
@@ -52,7 +52,9 @@ def cifar_source(name: str, folder: Path) -> Source:
     """Describe the binary CIFAR-10 in a folder."""
 
     def read_part(files: tuple[str, ...], track: Track) -> ImageSet:
-        parts = [read_records(folder / file) for file in track(files, f"reading {name}", len(files))]
+        parts = [
+            read_records(folder / file) for file in track(files, f"reading {name}", len(files))
+        ]
         images = np.concatenate([part[0] for part in parts])
         labels = np.concatenate([part[1] for part in parts])
         return make_image_set(images, labels, CIFAR10_CLASSES, str(folder))

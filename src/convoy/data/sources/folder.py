@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from convoy.data.images import ImageSet, make_image_set
-from convoy.data.progress import Track
 from convoy.data.sources.archive import ImageFiles
 from convoy.data.sources.source import Decoded, Source
 from convoy.errors import BadSampleError, DataError
+from convoy.tracking import Track
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
@@ -101,7 +101,9 @@ def _check_classes(
         )
     unknown = sorted({folder.name for folder in folders.get("test", [])} - set(classes))
     if unknown:
-        raise DataError(f"{root}: the test part has classes that the training part lacks", got=unknown)
+        raise DataError(
+            f"{root}: the test part has classes that the training part lacks", got=unknown
+        )
 
 
 def _check_no_empty_class(
@@ -118,9 +120,7 @@ def _check_no_empty_class(
             raise DataError(f"{root}: the {part} part has no images")
 
 
-def folder_source(
-    name: str, files: ImageFiles, *, image_size: int, max_bad_samples: int
-) -> Source:
+def folder_source(name: str, files: ImageFiles, *, image_size: int, max_bad_samples: int) -> Source:
     """Describe the images of a folder or archive.
 
     Args:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from convoy.data.images import ImageSet, make_image_set
-from convoy.data.progress import Track
 from convoy.data.sources.source import Decoded, Source
 from convoy.errors import DataError
+from convoy.tracking import Track
 
 _UNSIGNED_BYTE = 0x08
 _PARTS = {"train": "train", "test": "t10k"}
@@ -63,7 +63,10 @@ def find_idx_files(folders: list[Path]) -> dict[str, Path] | None:
         found: dict[str, Path] = {}
         for part, prefix in _PARTS.items():
             for kind, dims in (("images", 3), ("labels", 1)):
-                for name in (f"{prefix}-{kind}-idx{dims}-ubyte", f"{prefix}-{kind}.idx{dims}-ubyte"):
+                for name in (
+                    f"{prefix}-{kind}-idx{dims}-ubyte",
+                    f"{prefix}-{kind}.idx{dims}-ubyte",
+                ):
                     for path in (folder / name, folder / f"{name}.gz"):
                         if path.is_file():
                             found.setdefault(f"{part}-{kind}", path)
@@ -72,15 +75,15 @@ def find_idx_files(folders: list[Path]) -> dict[str, Path] | None:
     return None
 
 
-def idx_source(
-    name: str, files: dict[str, Path], classes: tuple[str, ...], augment: str
-) -> Source:
+def idx_source(name: str, files: dict[str, Path], classes: tuple[str, ...], augment: str) -> Source:
     """Describe an MNIST-like set whose four files were found."""
 
     def read_part(part: str) -> ImageSet:
         images = read_idx(files[f"{part}-images"])
         labels = read_idx(files[f"{part}-labels"])
-        return make_image_set(images, labels.astype(np.int64), classes, str(files[f"{part}-images"]))
+        return make_image_set(
+            images, labels.astype(np.int64), classes, str(files[f"{part}-images"])
+        )
 
     def decode(track: Track) -> Decoded:
         train, test = (read_part(part) for part in track(_PARTS, f"reading {name}", len(_PARTS)))

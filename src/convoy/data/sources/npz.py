@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from convoy.data.images import ImageSet, make_image_set
-from convoy.data.progress import Track
 from convoy.data.sources.source import Decoded, Source
 from convoy.errors import DataError
+from convoy.tracking import Track
 
 _TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("images", "labels"))
 _TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))

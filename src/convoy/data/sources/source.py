@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from convoy.data.images import ImageSet, channel_statistics
-from convoy.data.progress import Track
+from convoy.tracking import Track
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,16 @@
 """The user's own data: arrays, image sets, or any data set of (image, label) pairs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
 from convoy.data.images import ImageSet, make_image_set
-from convoy.data.progress import Track
 from convoy.data.sources.source import Decoded, Source
 from convoy.errors import DataError
 from convoy.registry import load_user_callable
+from convoy.tracking import Track
 
 
 def as_image_set(value: object, name: str, track: Track) -> ImageSet:
@@ -25,8 +25,7 @@ def as_image_set(value: object, name: str, track: Track) -> ImageSet:
     if isinstance(value, ImageSet):
         return make_image_set(value.images_NCHW, value.labels, value.classes, name)
     if _is_pair_of_arrays(value):
-        images, labels = value  # type: ignore[misc]
-        return make_image_set(images, labels, None, name)
+        return make_image_set(value[0], value[1], None, name)
     if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
         return _from_items(value, name, track)
     raise DataError(
@@ -36,7 +35,7 @@ def as_image_set(value: object, name: str, track: Track) -> ImageSet:
     )
 
 
-def _is_pair_of_arrays(value: object) -> bool:
+def _is_pair_of_arrays(value: object) -> TypeGuard[tuple[np.ndarray, np.ndarray]]:
     return (
         isinstance(value, (tuple, list))
         and len(value) == 2
@@ -56,8 +55,7 @@ def _from_items(items: Any, name: str, track: Track) -> ImageSet:  # noqa: ANN40
             labels.append(int(label))
         except Exception as error:  # the user's data set may fail in any way
             raise DataError(
-                f"sample {index} of the {name} data cannot be read: "
-                f"{type(error).__name__}: {error}"
+                f"sample {index} of the {name} data cannot be read: {type(error).__name__}: {error}"
             ) from error
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
@@ -82,6 +80,8 @@ def user_source(target: str) -> Source:
             raise DataError(f"'{target}' failed: {type(error).__name__}: {error}") from error
         if not isinstance(parts, (tuple, list)) or len(parts) != 2:
             raise DataError(f"'{target}' must return two data sets", got=type(parts).__name__)
-        return Decoded(as_image_set(parts[0], "training", track), as_image_set(parts[1], "test", track))
+        return Decoded(
+            as_image_set(parts[0], "training", track), as_image_set(parts[1], "test", track)
+        )
 
     return Source(name=target, decode=decode)
