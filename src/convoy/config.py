@@ -101,6 +101,9 @@ class Config:
     gamma: float = option(
         0.1, "What 'step' multiplies the rate by.", group="Training", above=0.0, at_most=1.0
     )
+    mirrored_test: bool = option(
+        False, "Test each image together with its mirror image.", group="Training"
+    )
     target_accuracy: float = option(
         0.0,
         "Stop as soon as the test accuracy reaches this (0: never).",

@@ -92,18 +92,33 @@ class Report:
 
 
 def interleave(
-    contenders: dict[str, Callable[[], float]], repeats: int, tell: Callable[[str], None]
+    contenders: dict[str, Callable[[], float]],
+    *,
+    repeats: int,
+    slices: int,
+    tell: Callable[[str], None],
 ) -> dict[str, tuple[float, ...]]:
-    """Measure several systems in turn, so that a noisy minute strikes them alike.
+    """Measure the speed of several systems in turn, so that a noisy moment strikes them alike.
 
-    The order is reversed in every other round: none is always the first.
+    Args:
+        contenders: each does a short slice of work, the same amount every time, and returns
+            its speed.
+        repeats: how many values each contender gets.
+        slices: how many slices one value is made of. The order is reversed in every other
+            slice, so that none always comes first.
+        tell: shows progress.
     """
     values: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(repeats):
-        order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
-        for name in order:
-            values[name].append(contenders[name]())
-            tell(f"round {number + 1} of {repeats}, {name}: {values[name][-1]:,.1f}")
+        speeds: dict[str, list[float]] = {name: [] for name in contenders}
+        for part in range(slices):
+            order = list(contenders) if part % 2 == 0 else list(reversed(contenders))
+            for name in order:
+                speeds[name].append(contenders[name]())
+        for name, found in speeds.items():
+            values[name].append(statistics.harmonic_mean(found))
+        shown = ", ".join(f"{name} {found[-1]:,.0f}" for name, found in values.items())
+        tell(f"round {number + 1} of {repeats}: {shown}")
     return {name: tuple(found) for name, found in values.items()}
 
 

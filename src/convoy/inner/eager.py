@@ -31,8 +31,11 @@ class EagerExecutor:
         if not self.model.training:  # the walk over all modules would cost a small network 1 %
             self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        with drop_by(batch.keys):
-            logits, loss = self._forward(batch, self._label_smoothing)
+        with drop_by(batch.keys), self.arithmetic.autocast():
+            logits: Tensor = self.model(batch.images_NCHW)
+            loss = functional.cross_entropy(
+                logits, batch.labels, reduction="sum", label_smoothing=self._label_smoothing
+            )
         (loss / divisor).backward()
         return _sums(logits, loss, batch)
 
@@ -43,19 +46,18 @@ class EagerExecutor:
         self.optimizer.step()
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Sums:
-        """Run a batch through without learning from it."""
-        self.model.eval()
-        logits, loss = self._forward(batch, label_smoothing=0.0)
-        return _sums(logits, loss, batch)
+    def evaluate(self, batch: Batch, *, mirrored: bool = False) -> Sums:
+        """Run a batch through without learning from it.
 
-    def _forward(self, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        With `mirrored`, a sample's logits are the mean over the image and its mirror image.
+        """
+        self.model.eval()
         with self.arithmetic.autocast():
             logits: Tensor = self.model(batch.images_NCHW)
-            loss = functional.cross_entropy(
-                logits, batch.labels, reduction="sum", label_smoothing=label_smoothing
-            )
-        return logits, loss
+            if mirrored:
+                logits = (logits + self.model(batch.images_NCHW.flip(3))) / 2
+            loss = functional.cross_entropy(logits, batch.labels, reduction="sum")
+        return _sums(logits, loss, batch)
 
 
 def _sums(logits: Tensor, loss: Tensor, batch: Batch) -> Sums:

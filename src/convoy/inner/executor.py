@@ -47,8 +47,8 @@ class Executor(Protocol):
         """Apply the gradients to the weights."""
         ...
 
-    def evaluate(self, batch: Batch) -> Sums:
-        """Run a batch through without learning from it."""
+    def evaluate(self, batch: Batch, *, mirrored: bool = False) -> Sums:
+        """Run a batch through without learning from it; `mirrored` adds each mirror image."""
         ...
 
 

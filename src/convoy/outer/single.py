@@ -151,7 +151,8 @@ def finish_epoch(job: Job) -> EpochRecord:
     """Test the network, record the epoch and save."""
     progress = job.progress
     started = time.perf_counter()
-    test_loss, test_accuracy = evaluate(job.executor, job.test)
+    mirrored = job.config.mirrored_test
+    test_loss, test_accuracy = evaluate(job.executor, job.test, mirrored=mirrored)
     progress.seconds += time.perf_counter() - started
     record = progress.finish_epoch(test_loss, test_accuracy)
     job.events.emit(
@@ -172,9 +173,11 @@ def finish_epoch(job: Job) -> EpochRecord:
     return record
 
 
-def evaluate(executor: Executor, samples: Batches, size: int = 500) -> tuple[float, float]:
+def evaluate(
+    executor: Executor, samples: Batches, *, mirrored: bool = False, size: int = 500
+) -> tuple[float, float]:
     """Return a network's mean loss and its accuracy over a whole image set."""
-    parts = [executor.evaluate(batch) for batch in samples.in_order(size)]
+    parts = [executor.evaluate(batch, mirrored=mirrored) for batch in samples.in_order(size)]
     loss = torch.stack([part.loss.double() for part in parts]).sum()
     correct = torch.stack([part.correct for part in parts]).sum()
     return float(loss) / len(samples), int(correct) / len(samples)
