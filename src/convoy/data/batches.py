@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convoy.data.augment import Augmentation, cut_out, shift_and_mirror
+from convoy.data.augment import Augmentation, cut_out, draw_variation, shift_and_mirror
 from convoy.data.images import ImageSet
-from convoy.randomness import sample_keys
+from convoy.randomness import epoch_order, sample_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,36 +45,64 @@ class Batches:
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
+        self.device = device
+        self.shape_chw = images.shape_CHW
         self._images = images.images_NCHW.to(device)
         self._labels = images.labels.to(device)
-        self._mean = torch.tensor(mean, device=device, dtype=torch.float32).view(1, -1, 1, 1)
-        self._scale = 1 / torch.tensor(std, device=device, dtype=torch.float32).view(1, -1, 1, 1)
+        self._scale = 1 / torch.tensor(std, device=device).view(1, -1, 1, 1)
+        self._offset = torch.tensor(mean, device=device).view(1, -1, 1, 1) * self._scale
         self._dtype = dtype
         self._memory_format = memory_format
-        self.device = device
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def training(
-        self, indices: Tensor, *, seed: int, epoch: int, augmentation: Augmentation
-    ) -> Batch:
-        """Return the training samples with these numbers, varied as (seed, epoch, number) say."""
-        indices = indices.to(self.device, non_blocking=True)
-        keys = sample_keys(seed, epoch, indices)
-        pixels = self._images.index_select(0, indices)
-        images = self._normalise(shift_and_mirror(pixels, keys, augmentation))
-        images = cut_out(images, keys, augmentation.cutout)
-        return Batch(images, self._labels.index_select(0, indices), keys)
+    def epoch(self, number: int, *, seed: int, augmentation: Augmentation) -> "Epoch":
+        """Return one pass over the images in a seeded order, each varied in its own way."""
+        return Epoch(self, number, seed, augmentation)
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """Yield all samples as they are, in order, for evaluation."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield Batch(self._normalise(self._images[part]), self._labels[part])
+            yield Batch(self.normalise(self._images[part]), self._labels[part])
 
-    def _normalise(self, pixels_nchw: Tensor) -> Tensor:
-        # A fresh tensor either way, so that the steps in place never reach the data set.
-        floats = pixels_nchw.to(torch.float32, copy=True)
-        floats = floats.sub_(self._mean).mul_(self._scale)
+    def pixels(self, indices: Tensor) -> Tensor:
+        """Return the images with these numbers, as they are stored."""
+        return self._images.index_select(0, indices)
+
+    def labels(self, indices: Tensor) -> Tensor:
+        """Return the labels of the images with these numbers."""
+        return self._labels.index_select(0, indices)
+
+    def normalise(self, pixels_nchw: Tensor) -> Tensor:
+        """Return pixels as new floats of mean 0 and deviation 1, laid out for the network."""
+        floats = torch.mul(pixels_nchw, self._scale).sub_(self._offset)
         return floats.to(dtype=self._dtype, memory_format=self._memory_format)
+
+
+class Epoch:
+    """One pass over the training images: who comes when, and how each is varied.
+
+    Both follow from (seed, epoch, sample number) alone, and are drawn for the whole epoch at
+    once, so that a batch costs only the work on its own pixels. Any part of the pass can be
+    asked for, in any order, by any node.
+    """
+
+    def __init__(
+        self, samples: Batches, number: int, seed: int, augmentation: Augmentation
+    ) -> None:
+        self._samples = samples
+        self._augmentation = augmentation
+        self._order = epoch_order(seed, number, len(samples)).to(samples.device)
+        self._keys = sample_keys(seed, number, self._order)
+        self._variation = draw_variation(self._keys, augmentation, samples.shape_chw)
+
+    def batch(self, start: int, stop: int) -> Batch:
+        """Return the samples from place `start` up to, not including, place `stop`."""
+        span = slice(start, stop)
+        indices, variation = self._order[span], self._variation.part(span)
+        pixels = self._samples.pixels(indices)
+        pixels = shift_and_mirror(pixels, variation, self._augmentation.padding)
+        images = cut_out(self._samples.normalise(pixels), variation, self._augmentation.cutout)
+        return Batch(images, self._samples.labels(indices), self._keys[span])

@@ -9,11 +9,11 @@ import torch
 
 from convoy.data.batches import Batches
 from convoy.errors import ConvoyError, Interrupted
-from convoy.inner.executor import Executor
+from convoy.inner.executor import Executor, Sums
 from convoy.monitor.events import EvaluationEvent, StepEvent
 from convoy.outer.job import Job
 from convoy.outer.progress import EpochRecord
-from convoy.randomness import epoch_order, fold, seed_torch
+from convoy.randomness import fold, seed_torch
 
 
 def train_single(job: Job) -> str:
@@ -48,23 +48,18 @@ def reason_to_end(job: Job, record: EpochRecord) -> str | None:
 def train_epoch(job: Job) -> None:
     """Do the steps that are left of the current epoch, or as many as are done before a stop."""
     progress, config = job.progress, job.config
-    order = epoch_order(config.seed, progress.epoch, len(job.train)).to(job.train.device)
+    epoch = job.train.epoch(progress.epoch, seed=config.seed, augmentation=job.augmentation)
     meter = _Meter(job)
     while progress.step < job.schedule.steps_per_epoch and not job.stop.requested:
-        start = progress.step * config.batch
         seed_torch(fold(config.seed, 4, progress.updates), job.train.device)
-        batch = job.train.training(
-            order[start : start + config.batch],
-            seed=config.seed,
-            epoch=progress.epoch,
-            augmentation=job.augmentation,
-        )
+        start = progress.step * config.batch
+        batch = epoch.batch(start, start + config.batch)
         sums = job.executor.gradients(batch, len(batch))
         job.executor.update(job.schedule.rate(progress.updates))
         progress.step += 1
         progress.updates += 1
         progress.samples += sums.count
-        meter.add(sums.loss, sums.correct, sums.count)
+        meter.add(sums)
         if _is_checkpoint_step(job):
             with meter.paused():
                 job.save(f"every {config.checkpoint_steps} steps")
@@ -78,43 +73,40 @@ def _is_checkpoint_step(job: Job) -> bool:
 
 
 class _Meter:
-    """Adds up an epoch's sums on the device; reads them, which waits for it, once an interval.
+    """Collects the steps' sums and reads them, which waits for the device, once an interval.
 
-    The sums run through the whole epoch, so that the moments at which they are read do not
-    change their last bits.
+    The sums are added one by one in the order of the steps, so that the moments at which they
+    are read do not change their last bits.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._progress = job.progress
-        device = job.executor.arithmetic.device
-        self._loss = torch.tensor(job.progress.loss, dtype=torch.float64, device=device)
-        self._correct = torch.tensor(job.progress.correct, device=device)
-        self._count = job.progress.count
+        self._pending: list[Sums] = []
         self._since = time.perf_counter()
 
-    def add(self, loss: torch.Tensor, correct: torch.Tensor, count: int) -> None:
-        """Add a step's sums, and report if an interval has passed."""
-        self._loss += loss
-        self._correct += correct
-        self._count += count
+    def add(self, sums: Sums) -> None:
+        """Take a step's sums, and report if an interval has passed."""
+        self._pending.append(sums)
         if time.perf_counter() - self._since >= self._job.config.log_interval_s:
             self.read()
 
     def read(self) -> None:
         """Move the sums into the progress, and report."""
-        progress = self._progress
-        new_samples = self._count - progress.count
-        if new_samples == 0:
+        if not self._pending:
             return
-        progress.loss = float(self._loss)
-        progress.correct = int(self._correct)
-        progress.count = self._count
+        progress = self._progress
+        samples = sum(sums.count for sums in self._pending)
+        for loss in torch.stack([sums.loss for sums in self._pending]).tolist():
+            progress.loss += loss
+        progress.correct += int(torch.stack([sums.correct for sums in self._pending]).sum())
+        progress.count += samples
+        self._pending.clear()
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
         progress.train_seconds += elapsed
         progress.seconds += elapsed
-        self._report(new_samples / elapsed)
+        self._report(samples / elapsed)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
