@@ -118,6 +118,7 @@ class Config:
         group="Training",
         at_least=0,
         on_resume=True,
+        kept=False,
     )
     seed: int = option(
         0, "Decides weights, order, augmentation and dropout.", group="Training", at_least=0
@@ -143,7 +144,7 @@ class Config:
     )
 
     out: str | None = option(
-        None, "The run's folder (default: a new one under runs/).", group="Output"
+        None, "The run's folder (default: a new one under runs/).", group="Output", kept=False
     )
     checkpoint_steps: int = option(
         0,

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,11 +22,20 @@ FAILPOINTS = (
 )
 
 
+_passes: Counter[str] = Counter()
+
+
 def failpoint(name: str) -> None:
-    """Kill this very process here, if a test has armed this place; else do nothing."""
+    """Kill this very process here, if a test has armed this place; else do nothing.
+
+    `CONVOY_FAILPOINT=folder.before-rename@3` arms the third pass through the place.
+    """
     assert name in FAILPOINTS, name
-    if os.environ.get("CONVOY_FAILPOINT") == name:
-        os.kill(os.getpid(), signal.SIGKILL)
+    armed = os.environ.get("CONVOY_FAILPOINT")
+    if armed is not None:
+        _passes[name] += 1
+        if armed == f"{name}@{_passes[name]}":
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _partial_name(path: Path) -> Path:

@@ -21,8 +21,20 @@ def option(
     at_most: float | None = None,
     above: float | None = None,
     on_resume: bool = False,
+    kept: bool = True,
 ) -> T:
-    """Declare a field: its default, its help, its range, and whether a resume may change it."""
+    """Declare an option.
+
+    Args:
+        default: its value where none is given.
+        help_text: what it means.
+        group: the heading it stands under.
+        at_least: the lowest value allowed.
+        at_most: the highest value allowed.
+        above: a bound that the value must exceed.
+        on_resume: a resumed run may change it.
+        kept: it belongs to the run, not to this one start of it, and is saved with the run.
+    """
     facts = {
         "help": help_text,
         "group": group,
@@ -30,6 +42,7 @@ def option(
         "at_most": at_most,
         "above": above,
         "on_resume": on_resume,
+        "kept": kept,
     }
     # Typed as the value it holds once the record is made, as dataclasses.field itself is.
     return dataclasses.field(default=default, metadata=facts)

@@ -28,6 +28,8 @@ class Job:
         identity: what the weights belong to; a checkpoint of another identity is refused.
         checkpoints: the folder that checkpoints go to.
         last_saved: the newest complete checkpoint.
+        saved_updates: how many updates it holds.
+        save_error: why the newest state could not be saved, if it could not.
     """
 
     config: Config
@@ -43,6 +45,7 @@ class Job:
     identity: dict[str, Any]
     progress: Progress = field(default_factory=Progress)
     last_saved: Path | None = None
+    saved_updates: int | None = None
     save_error: str | None = None
 
     @property
@@ -52,6 +55,8 @@ class Job:
 
     def save(self, reason: str, score: float | None = None) -> None:
         """Write a checkpoint; a disk that refuses it raises an alarm, not an end."""
+        if self.saved_updates == self.progress.updates:
+            return  # nothing was learned since
         checkpoint = Checkpoint(
             step=self.progress.updates,
             model=dict(self.model.state_dict()),
@@ -67,6 +72,7 @@ class Job:
             self.events.emit(WarningEvent(reason=self.save_error))
             return
         self.save_error = None
+        self.saved_updates = checkpoint.step
         self.events.emit(
             CheckpointEvent(path=str(self.last_saved), step=checkpoint.step, reason=reason)
         )
@@ -84,6 +90,7 @@ class Job:
         restore_momentum(self.executor.optimizer, self.model, checkpoint.momentum)
         self.progress = Progress.from_dict(checkpoint.progress)
         self.last_saved = path
+        self.saved_updates = checkpoint.step
 
 
 def check_identity(checkpoint: Checkpoint, expected: dict[str, Any], path: Path) -> None:

@@ -64,7 +64,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
         tensors = {"model": checkpoint.model, "optimizer": checkpoint.momentum}
         for name, group in tensors.items():
             plain = {key: t.detach().cpu().contiguous() for key, t in group.items()}
-            safetensors.torch.save_file(plain, folder / f"{name}.safetensors")
+            _save_tensors(folder / f"{name}.safetensors", plain)
         content = {
             "step": checkpoint.step,
             "score": checkpoint.score,
@@ -116,6 +116,13 @@ def load_newest(root: Path) -> Found:
 def list_checkpoints(root: Path) -> list[Path]:
     """Return the checkpoints' folders, oldest first."""
     return sorted(path for path in root.glob("step-*") if path.is_dir())
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        safetensors.torch.save_file(tensors, path)
+    except SafetensorError as error:  # how it reports a full disk
+        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def _write_manifest(path: Path, content: dict[str, Any]) -> None:

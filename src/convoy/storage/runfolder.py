@@ -124,11 +124,11 @@ class RunFolder:
 def config_text(config: Config) -> str:
     """Return a configuration as TOML, each value with its meaning in a comment.
 
-    `out` is left out: the file lies in that folder, and running it again makes a new one.
+    What concerns one start of the run only (`out`, `stop_after`) is left out.
     """
     document = tomlkit.document()
     for name, value in config.as_dict().items():
-        if value is not None and name != "out":
+        if value is not None and FIELDS[name].metadata["kept"]:
             item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
             item.comment(FIELDS[name].metadata["help"])
             document.add(name, item)
