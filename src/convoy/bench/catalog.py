@@ -21,6 +21,10 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "single": Entry(
             "convoy.bench.single:bench_single",
             "our training loop on one node against a bare, hand-written PyTorch loop",
-        )
+        ),
+        "loading": Entry(
+            "convoy.bench.loading:bench_loading",
+            "our batches of varied images against torch's DataLoader, on one core",
+        ),
     },
 )

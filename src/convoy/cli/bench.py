@@ -22,12 +22,13 @@ def bench(
     quick: Annotated[bool, Parameter(negative="")] = False,
     png: Path | None = None,
 ) -> None:
-    """Measure one question; NAME is one of: single.
+    """Measure one question; NAME is one of: single, loading.
 
     Parameters
     ----------
     name:
-        single: our training loop on one node against a bare PyTorch loop.
+        single: our training loop on one node against a bare PyTorch loop;
+        loading: our batches of varied images against torch's DataLoader.
     json:
         Print one JSON object as the last line on standard output.
     quick:

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from convoy.cli.options import Options, given_values
 from convoy.config import load_config
@@ -48,7 +51,7 @@ def train(
     if json:
         print(json_format.dumps(run.summary))
     elif not quiet:
-        _print_summary(run)
+        print_summary(run, Console(highlight=False, soft_wrap=True), run.directory)
 
 
 def _run(options: dict[str, Any], resume: Path | None, *, quiet: bool) -> "Run":
@@ -62,15 +65,15 @@ def _run(options: dict[str, Any], resume: Path | None, *, quiet: bool) -> "Run":
     )
 
 
-def _print_summary(run: "Run") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def print_summary(run: "Run", console: Console, shown_folder: Path) -> None:
+    """Print how a run went and what it left, for a person."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("test accuracy", f"{run.accuracy:.2%} (best {run.best_accuracy:.2%})")
     summary = run.summary
     table.add_row("speed", f"{summary['samples_per_s']:,.0f} samples/s over {run.config.device}")
     table.add_row("time", f"{summary['seconds']:.1f} s for {summary['epochs']} epochs")
-    table.add_row("run", str(run.directory))
-    table.add_row("checkpoint", str(run.checkpoint))
-    Console(highlight=False, soft_wrap=True).print(table)
+    table.add_row("run", escape(str(shown_folder)))
+    if run.checkpoint is not None:
+        inside = run.checkpoint.relative_to(run.directory)
+        table.add_row("checkpoint", escape(str(shown_folder / inside)))
+    console.print(table)

@@ -1,0 +1,95 @@
+"""`convoy bench`: the report as a table, as JSON and as a picture."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from convoy.bench.report import Bar, Report, Row
+from tests.conftest import Outcome
+
+Convoy = Callable[..., Outcome]
+
+REPORT = Report(
+    "single",
+    3,
+    (
+        Row("lenet5", "bare PyTorch", "samples/s", (1000.0, 1100.0, 1200.0)),
+        Row("lenet5", "convoy", "samples/s", (1000.0, 1000.0, 1000.0)),
+    ),
+    (Bar("ours / theirs", 0.909, at_least=0.97), Bar("theirs / ours", 1.1, at_most=2.0)),
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Put a fake in the benchmark's place; return what it was asked for."""
+    quick_of: list[bool] = []
+
+    def fake(*, quick: bool, tell: Callable[[str], None]) -> Report:
+        quick_of.append(quick)
+        tell("round 1 of 1")
+        return REPORT
+
+    monkeypatch.setattr("convoy.bench.single.bench_single", fake)
+    return quick_of
+
+
+def test_json_is_one_object_on_standard_output(convoy: Convoy, asked: list[bool]) -> None:
+    outcome = convoy("bench", "single", "--json")
+    assert (outcome.code, outcome.err) == (0, "round 1 of 1\n")
+    assert outcome.out.count("\n") == 1
+    record = json.loads(outcome.out)
+    assert list(record) == ["bench", "machine", "versions", "repeats", "rows", "bars"]
+    assert [row["median"] for row in record["rows"]] == [1100.0, 1000.0]
+    assert [bar["met"] for bar in record["bars"]] == [False, True]
+    assert asked == [False]
+
+
+def test_quick_is_handed_on(convoy: Convoy, asked: list[bool]) -> None:
+    assert convoy("bench", "single", "--quick").code == 0
+    assert asked == [True]
+
+
+def test_tables_show_medians_spreads_and_bars(convoy: Convoy, asked: list[bool]) -> None:
+    outcome = convoy("bench", "single")
+    assert asked == [False]
+    lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert "lenet5 bare PyTorch 1,100 18.2% samples/s" in lines
+    assert "ours / theirs 0.909 >= 0.97 missed" in lines
+    assert "theirs / ours 1.100 <= 2.0 met" in lines
+
+
+def test_picture_is_drawn(convoy: Convoy, asked: list[bool]) -> None:
+    assert convoy("bench", "single", "--json", "--png", "x.png").code == 0
+    assert asked == [False]
+    with Image.open("x.png") as image:
+        image.load()
+        assert image.format == "PNG"
+
+
+def test_unknown_benchmark_is_refused_with_a_suggestion(convoy: Convoy) -> None:
+    outcome = convoy("bench", "sinlge")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("convoy: error: unknown benchmark; got 'sinlge'; allowed: single")
+    assert outcome.err.endswith("Did you mean 'single'?\n")
+
+
+@pytest.mark.parametrize("png", ["none/x.png", "file/x.png"])
+def test_picture_without_a_folder_is_refused_before_anything_is_measured(
+    convoy: Convoy, asked: list[bool], png: str
+) -> None:
+    Path("file").write_text("x")
+    outcome = convoy("bench", "single", "--png", png)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == f"convoy: error: the picture's folder does not exist; got '{png}'\n"
+    assert asked == []
+
+
+def test_picture_of_an_unknown_format_is_told(convoy: Convoy, asked: list[bool]) -> None:
+    outcome = convoy("bench", "single", "--png", "x.unknown")
+    assert outcome.code == 1
+    assert "x.unknown could not be written" in outcome.err
+    assert asked == [False]
