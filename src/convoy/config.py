@@ -214,10 +214,6 @@ def _check_laws(config: Config) -> None:
         )
     if list(config.milestones) != sorted(set(config.milestones)):
         raise ConfigError("'milestones' must rise", got=config.milestones)
-    if config.crop_padding and config.augment in ("none", "flip"):
-        raise ConfigError(
-            "'crop_padding' needs a crop", got=config.augment, hint="Give --augment crop+flip."
-        )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

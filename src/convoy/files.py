@@ -1,13 +1,18 @@
 """Files that are either whole or not there, whatever is killed when."""
 
 import contextlib
+import errno
 import hashlib
+import json
 import os
 import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from convoy.errors import ConfigError
 
 _PARTIAL = ".partial-"
 
@@ -71,10 +76,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Fill a folder under a temporary name and give it its real name when it is complete.
 
-    If another process has made the folder meanwhile, that one stays and ours is dropped.
+    If there is such a folder already, it stays and ours is dropped, unless `replace` is set.
     """
     partial = _partial_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,18 +92,26 @@ def new_folder(path: Path) -> Iterator[Path]:
             sync_file(file)
         sync_folder(partial)
         failpoint("folder.before-rename")
-        with contextlib.suppress(FileExistsError):
-            if not path.exists():
-                partial.rename(path)
+        if replace and path.exists():
+            remove_folder(path)
+        _rename_unless_there(partial, path)
         failpoint("folder.after-rename")
         sync_folder(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _rename_unless_there(partial: Path, path: Path) -> None:
+    try:
+        partial.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder so that, killed half-way, it is gone rather than torn."""
-    doomed = _partial_name(path)
+    doomed = _partial_name(path.with_name(f"old-{path.name}"))
     path.rename(doomed)
     failpoint("folder.before-remove")
     shutil.rmtree(doomed, ignore_errors=True)
@@ -113,6 +126,46 @@ def remove_partials(folder: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
+
+
+def user_path(text: str) -> Path:
+    """Return the path a user typed, with ~ written out."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"this path cannot be understood: {error}", got=text) from error
+
+
+def write_manifest(path: Path, kind: str, content: dict[str, Any]) -> None:
+    """Write plain values with their own digest, so that not one changed bit goes unnoticed."""
+    manifest = {"format": kind, "digest": _digest_of_values(content), "content": content}
+    path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def read_manifest(path: Path, kind: str) -> dict[str, Any]:
+    """Read what `write_manifest` wrote.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is of another kind, or damaged; the message says which.
+    """
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict) or manifest.get("format") != kind:
+        given = manifest.get("format") if isinstance(manifest, dict) else None
+        raise ValueError(f"{path} has the format {given!r}, not {kind!r}")
+    content = manifest.get("content")
+    names = {"format", "digest", "content"}
+    if (
+        not isinstance(content, dict)
+        or set(manifest) != names
+        or manifest["digest"] != _digest_of_values(content)
+    ):
+        raise ValueError(f"{path} is damaged: its digest does not match")
+    return content
+
+
+def _digest_of_values(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of(path: Path) -> str:

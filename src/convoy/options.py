@@ -11,6 +11,8 @@ from convoy.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
+_LARGEST = 2**62  # whole numbers beyond do not fit into a tensor
+
 
 def option(
     default: T,
@@ -79,36 +81,49 @@ def _coerce_numbers(name: str, value: object) -> tuple[float, ...]:
     if not isinstance(items, (list, tuple)):
         raise ConfigError(f"'{name}' must be a list of numbers", got=value)
     try:
-        return tuple(float(item) for item in items if item != "")
-    except (TypeError, ValueError):
+        numbers = tuple(float(item) for item in items if item != "")
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"'{name}' must be a list of numbers", got=value) from None
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+        raise ConfigError(f"'{name}' is out of range", got=value, allowed="at least 0, finite")
+    return numbers
 
 
 def _coerce_scalar(name: str, value: object, kind: type) -> object:
     # bool is a subclass of int, so `epochs = true` must be refused by hand.
     fits = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+    if kind is str and isinstance(value, str | Path):
+        return _check_text(name, str(value))
     if fits:
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is str and isinstance(value, Path):
-        return str(value)
+        return float(value) if abs(value) <= _LARGEST else math.inf
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     raise ConfigError(f"'{name}' must be {words[kind]}", got=value)
+
+
+def _check_text(name: str, value: str) -> str:
+    """Refuse what no file name or file of ours could hold."""
+    if "\0" in value or not value.isprintable():
+        raise ConfigError(f"'{name}' holds characters that cannot be printed", got=value)
+    return value
 
 
 def _check_range(name: str, value: object, facts: Mapping[str, Any]) -> object:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return value
     low, high, above = facts["at_least"], facts["at_most"], facts["above"]
+    holdable = math.isfinite(value) if isinstance(value, float) else abs(value) <= _LARGEST
     good = (
-        math.isfinite(value)
+        holdable
         and (low is None or value >= low)
         and (high is None or value <= high)
         and (above is None or value > above)
     )
     if not good:
         bounds = [(f"at least {low}", low), (f"above {above}", above), (f"at most {high}", high)]
-        allowed = " and ".join(text for text, bound in bounds if bound is not None)
-        raise ConfigError(f"'{name}' is out of range", got=value, allowed=allowed or "finite")
+        allowed = [text for text, bound in bounds if bound is not None]
+        raise ConfigError(
+            f"'{name}' is out of range", got=value, allowed=", ".join([*allowed, "finite"])
+        )
     return value

@@ -75,7 +75,7 @@ def load_user_callable(target: str, kind: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = import_module(module_name)
-    except Exception as error:  # the user's module may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way
         raise ConfigError(
             f"the {kind} '{target}' cannot be imported: {type(error).__name__}: {error}",
             hint="Give MODULE:CALLABLE, importable from the working directory.",

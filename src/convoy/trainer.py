@@ -22,7 +22,7 @@ from convoy.outer.stop import StopRequest
 from convoy.outer.strategy import STRATEGIES
 from convoy.run import Run, summarise
 from convoy.storage.checkpoint import Found, load_newest
-from convoy.storage.runfolder import RunFolder, default_path
+from convoy.storage.runfolder import RunFolder, new_run_folder
 from convoy.tracking import Track, untracked
 
 
@@ -108,8 +108,7 @@ def run_training(
     if resume is None:
         config = Config(**options)
         check_choices(config, given)
-        with RunFolder(Path(config.out) if config.out else default_path(config)) as folder:
-            folder.create()
+        with new_run_folder(config) as folder:
             return _run(config, folder, given, sinks, track, found=None)
     if options.get("out") is not None:
         raise ConfigError("a resumed run stays in its folder", got=options["out"])

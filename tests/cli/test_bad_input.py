@@ -565,7 +565,7 @@ DATASETS = [
     ("items fail", "make = lambda: ([(X, 0), None], [])", ("sample 1 of the training data",)),
     ("items differ", "make = lambda: ([(X, 0), (X[1:], 1)], [])", ("different sizes", "11")),
     ("items of words", "make = lambda: ([('x', 0), ('y', 1)], [])", ("training",)),
-    ("labels differ", "make = lambda: (both, (A, L + 1))", ("labels that the training part",)),
+    ("labels differ", "make = lambda: (both, (A, L + 1))", ("not those of the training part",)),
 ]
 MODEL_HEAD = """
 from torch import nn
@@ -700,7 +700,9 @@ def _other_version(run: Path, trained: Path) -> None:
     del trained
     for checkpoint in (run / "checkpoints").iterdir():
         manifest = json.loads((checkpoint / "manifest.json").read_text())
-        (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "version": 9}))
+        (checkpoint / "manifest.json").write_text(
+            json.dumps({**manifest, "format": "convoy-checkpoint-9"})
+        )
 
 
 def _config_broken(run: Path, trained: Path) -> None:
@@ -729,7 +731,7 @@ RESUME: list[Any] = [
     ("another model's", _other_model, (), ("another run", "'model'", "'resnet20'", "'lenet5'")),
     ("other data", _other_data, (), ("another run", "'data' differs")),
     ("data gone", _data_gone, (), ("unknown data set", "/gone.npz")),
-    ("another version's", _other_version, (), ("another version of Convoy", "got 9")),
+    ("another version's", _other_version, (), ("convoy-checkpoint-9", "convoy-checkpoint-1")),
     ("config broken", _config_broken, (), ("config.toml", "not valid TOML")),
     ("config foreign", _config_foreign, (), ("config.toml", "unknown option 'tool'")),
     ("lr changed", _as_it_is, ("--lr", 0.5), ("cannot change 'lr'", "0.5", "Start a new run")),

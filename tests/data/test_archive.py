@@ -58,13 +58,48 @@ def test_the_order_inside_the_archive_does_not_matter(tmp_path: Path) -> None:
     _assert_same(_load(archive), _load(root))
 
 
-def test_hidden_files_links_and_other_files_are_left_out(tmp_path: Path) -> None:
+def test_hidden_files_and_other_files_are_left_out(tmp_path: Path) -> None:
     root = _write_parts(tmp_path)
     expected = _load(root)
     (root / "train" / "cat" / "._0.png").write_bytes(b"no image")
     (root / "train" / "cat" / "notes.txt").write_text("none")
-    (root / "train" / "cat" / "link.png").symlink_to("/etc/passwd")
     _assert_same(_load(_pack(root, "x.tar")), expected)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_link_in_an_archive_is_refused_not_left_out(tmp_path: Path, hard: bool) -> None:
+    root = _write_parts(tmp_path)
+    link = root / "train" / "cat" / "link.png"
+    if hard:
+        link.hardlink_to(root / "train" / "cat" / "0.png")
+    else:
+        link.symlink_to("0.png")
+    with pytest.raises(DataError, match="is a link"):
+        _load(_pack(root, "x.tar"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_bad_header_is_not_taken_for_the_end_of_the_archive(tmp_path: Path, damage: str) -> None:
+    archive = _pack(_write_parts(tmp_path), "x.tar")
+    with tarfile.open(archive) as opened:
+        at = [member for member in opened if member.name.endswith(".png")][3].offset
+    raw = bytearray(archive.read_bytes())
+    if damage == "cut":
+        del raw[at + 100 :]
+    else:
+        raw[at + 1] ^= 1
+    archive.write_bytes(raw)
+    with pytest.raises(DataError, match=r"damaged"):
+        _load(archive)
+
+
+def test_a_gzip_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+    archive = _pack(_write_parts(tmp_path), "x.tar.gz")
+    raw = bytearray(archive.read_bytes())
+    raw[-6] ^= 1
+    archive.write_bytes(raw)
+    with pytest.raises(DataError, match=r"(?i)crc"):
+        _load(archive)
 
 
 def test_nothing_is_unpacked_to_disk(tmp_path: Path) -> None:

@@ -209,3 +209,12 @@ def test_what_is_as_large_as_the_image_is_refused(option: str) -> None:
         ConfigError, match=f"'{option}' is as large as the images; got 12.*below 12"
     ):
         choose_augmentation(Config(augment="crop+flip", **options), "none", (1, 12, 20))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "usual"), [("none", "crop"), ("flip", "crop"), ("auto", "flip")]
+)
+def test_a_padding_without_a_crop_is_refused(wanted: Any, usual: str) -> None:
+    config = Config(augment=wanted, crop_padding=2)
+    with pytest.raises(ConfigError, match="needs a crop"):
+        choose_augmentation(config, usual, (1, 28, 28))

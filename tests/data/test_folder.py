@@ -300,3 +300,15 @@ def test_a_jpeg_is_decoded_as_pillow_decodes_it(tmp_path: Path) -> None:
     with Image.open(io.BytesIO(buffer.getvalue())) as image:
         expected = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     assert np.array_equal(_load(root).train.images_NCHW[-1].numpy(), expected)
+
+
+def test_sixteen_bits_of_grey_keep_their_upper_eight(tmp_path: Path) -> None:
+    for name, values in (("a", (0, 20000)), ("b", (40000, 65535))):
+        (tmp_path / "deep" / name).mkdir(parents=True)
+        for value in values:
+            image = Image.fromarray(np.full((4, 4), value, np.uint16))
+            image.save(tmp_path / "deep" / name / f"{value}.png")
+    data = load_path(tmp_path / "deep", tmp_path / "cache", test_fraction=0.5)
+    levels = {int(image.unique()) for image in (*data.train.images_NCHW, *data.test.images_NCHW)}
+    assert levels == {0, 78, 156, 255}
+    assert data.train.shape_CHW == (1, 4, 4)

@@ -15,7 +15,6 @@ from convoy.data.sources.idx import DIGITS, FASHION_CLASSES, find_idx_files, rea
 from convoy.errors import DataError
 
 # read_idx gives read-only arrays, of which torch warns once in a process.
-pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
 
 _COUNTS = {"train": 20, "t10k": 10}
 

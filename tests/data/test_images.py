@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from convoy.data.images import channel_statistics, make_image_set
+from convoy.data.load import wrap_data
 from convoy.errors import DataError
 
 _LABELS = [0, 1, 0, 1]
@@ -92,7 +93,7 @@ def test_a_selection_is_a_copy_of_those_images() -> None:
         (np.full((4, 6, 5), np.nan), _LABELS, None, "NaN or infinity"),
         (np.full((4, 6, 5), np.inf), _LABELS, None, "NaN or infinity"),
         (_pixels(4, 6, 5), np.array([0.0, 1, 0, 1]), None, "whole numbers"),
-        (_pixels(4, 6, 5), np.array([0, 1, 0, 1j]), None, "whole numbers"),
+        (_pixels(4, 6, 5), np.array([0, 1, 0, 1j]), None, "numbers are needed"),
         (_pixels(4, 6, 5), [0, 1, 0], None, "differ in number; got '4 and 3'"),
         (_pixels(4, 6, 5), [0, 1, 0, -1], None, "negative; got -1"),
         (_pixels(4, 6, 5), [0, 1, 2, 1], ["a", "b"], "out of range; got 2; allowed: 0 to 1"),
@@ -122,3 +123,33 @@ def test_blank_images_have_a_deviation_one_can_divide_by(dtype: torch.dtype) -> 
     mean, std = channel_statistics(torch.full((2, 1, 3, 3), 9, dtype=dtype))
     assert mean == (9.0,)
     assert 0 < std[0] < 1e-3
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        _pixels(4, 6, 5)[:, ::-1],
+        np.frombuffer(bytes(4 * 6 * 5), np.uint8).reshape(4, 6, 5),
+        np.ones((4, 6, 5), ">f4"),
+    ],
+    ids=["backward strides", "read-only", "foreign byte order"],
+)
+def test_arrays_that_torch_would_refuse_are_taken(images: np.ndarray) -> None:
+    taken = make_image_set(images, [0, 1, 0, 1], None, "arrays")
+    assert np.array_equal(taken.images_NCHW[:, 0].numpy(), images)
+
+
+def test_a_stray_label_does_not_make_a_million_classes() -> None:
+    with pytest.raises(DataError, match="out of range"):
+        make_image_set(_pixels(2, 6, 5), [0, 10**9], None, "arrays")
+
+
+def test_parts_with_other_classes_are_refused() -> None:
+    pixels = _pixels(2, 6, 5)
+    one = make_image_set(pixels, [0, 1], ["cat", "dog"], "one")
+    other = make_image_set(pixels, [0, 1], ["dog", "cat"], "other")
+    with pytest.raises(DataError, match="not those of the training part"):
+        wrap_data(one, other)
+    alone = make_image_set(pixels, [0, 0], ["cat"], "alone")
+    with pytest.raises(DataError, match="fewer than two classes"):
+        wrap_data(alone, alone)

@@ -159,7 +159,6 @@ def test_pickled_objects_are_refused_and_not_run(tmp_path: Path) -> None:
 
 
 # np.load leaves the file of a truncated archive open.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("damage", ["empty", "text", "truncated", "flipped"])
 def test_a_damaged_archive_is_refused(tmp_path: Path, damage: str) -> None:
     path = _save(tmp_path, images=_TRAIN[0], labels=_TRAIN[1])

@@ -176,7 +176,7 @@ def test_a_callables_digest_follows_its_content(tmp_path: Path) -> None:
         (
             "user_labels",
             f"return {_PAIR.format(4)}, (np.zeros((3, 3, 3), np.uint8), np.arange(3))",
-            "labels that the training part lacks",
+            "not those of the training part",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from convoy import files
 from convoy.errors import StorageError
 from convoy.monitor.events import CheckpointEvent, Event, WarningEvent
 from convoy.storage import checkpoint as checkpoint_module
@@ -21,16 +22,16 @@ class FailingDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: set[int]) -> None:
         self.asked = self.fired = 0
-        write = checkpoint_module._write_manifest
+        write = files.write_manifest
 
-        def refuse(path: Path, content: dict[str, object]) -> None:
+        def refuse(path: Path, kind: str, content: dict[str, object]) -> None:
             self.asked += 1
             if self.asked in refused:
                 self.fired += 1
                 raise OSError(28, "No space left on device")
-            write(path, content)
+            write(path, kind, content)
 
-        monkeypatch.setattr(checkpoint_module, "_write_manifest", refuse)
+        monkeypatch.setattr(checkpoint_module, "write_manifest", refuse)
 
 
 class Recorder:

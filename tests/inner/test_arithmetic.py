@@ -110,3 +110,8 @@ def test_the_number_of_threads_is_set_only_if_given(
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     prepare_device(_CPU, threads=threads, deterministic=False)
     assert seen == calls
+
+
+def test_a_numbered_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown device"):
+        choose_device("cpu:3")

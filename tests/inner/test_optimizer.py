@@ -109,3 +109,12 @@ def test_momentum_of_another_network_is_refused(name: str, tensor: Tensor) -> No
     model = _model()
     with pytest.raises(CheckpointError, match=f"does not fit the model at '{name}'"):
         restore_momentum(make_optimizer(model, _CONFIG), model, {name: tensor})
+
+
+def test_momentum_that_was_not_saved_is_forgotten() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = make_optimizer(model, Config())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    restore_momentum(optimizer, model, {})
+    assert momentum_tensors(optimizer, model) == {}

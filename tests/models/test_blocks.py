@@ -151,3 +151,26 @@ def test_a_shortcut_has_no_weights(channels: int, stride: int) -> None:
     convolutions = 9 * 16 * channels + 9 * channels * channels
     assert count_parameters(block) == convolutions + 4 * channels
     assert count_weight_layers(block) == 2
+
+
+def test_a_module_used_twice_is_walked_twice() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 2), relu, nn.Linear(2, 2), relu)
+    assert [name for name, _ in walk_blocks(model)] == ["0", "1", "2", "3"]
+
+
+class _Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = x + block(x)
+        return x
+
+
+def test_a_sequence_that_runs_in_its_own_way_is_one_block() -> None:
+    model = nn.Sequential(_Residual(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2))
+    assert [name for name, _ in walk_blocks(model)] == ["0", "1"]
+    x = torch.randn(3, 2)
+    y = x
+    for _, block in walk_blocks(model):
+        y = block(y)
+    assert torch.equal(y, model(x))

@@ -121,6 +121,8 @@ def test_keys_hold_inside_their_context_only() -> None:
         first = layer(ones)
         with drop_by(inner):
             assert not torch.equal(layer(ones), first)
+        assert not torch.equal(layer(ones), first)  # a second use in one pass has its own mask
+    with drop_by(outer):
         assert torch.equal(layer(ones), first)
     with pytest.raises(KeyError), drop_by(outer):
         raise KeyError
@@ -173,3 +175,11 @@ def test_a_whole_network_treats_a_sample_alike_in_any_batch() -> None:
 
 def test_the_layer_describes_itself() -> None:
     assert "p=0.5, layer=3, channelwise=True" in repr(SampleDropout(0.5, 3, channelwise=True))
+
+
+def test_a_dropout_used_twice_is_replaced_twice_with_masks_of_their_own() -> None:
+    drop = nn.Dropout(0.5)
+    model = key_dropout(nn.Sequential(drop, nn.Flatten(), drop))
+    assert isinstance(model, nn.Sequential)
+    assert [type(layer) for layer in model] == [SampleDropout, nn.Flatten, SampleDropout]
+    assert model[0].layer != model[2].layer

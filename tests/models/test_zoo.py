@@ -224,3 +224,17 @@ def test_checking_a_model_leaves_its_state_alone(training: bool) -> None:
     assert adopted is model
     assert model.training == training
     assert all(torch.equal(former[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_model_that_swallows_the_batch_is_refused() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mean: torch.Tensor = self.fc(x.flatten(1)).mean(0, keepdim=True)
+            return mean
+
+    with pytest.raises(ConfigError, match="wrong output"):
+        adopt_model(Mean(), (1, 2, 2), 3, "mean")

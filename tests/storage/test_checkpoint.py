@@ -230,13 +230,12 @@ def test_folder_in_place_of_a_file_is_detected(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": "other"}, "is no checkpoint of Convoy"),
-        ({"format": None}, "is no checkpoint of Convoy"),
-        ({"version": 2}, "another version of Convoy; got 2; allowed: 1"),
-        ({"version": "1"}, "another version of Convoy; got '1'"),
-        ({"digest": "0" * 64}, "damaged manifest"),
-        ({"content": []}, "damaged manifest"),
-        ({"content": {}}, "damaged manifest"),
+        ({"format": "convoy-checkpoint-2"}, "the format 'convoy-checkpoint-2', not"),
+        ({"format": None}, "the format None, not"),
+        ({"more": 2}, "digest does not match"),
+        ({"digest": "0" * 64}, "digest does not match"),
+        ({"content": []}, "digest does not match"),
+        ({"content": {}}, "digest does not match"),
     ],
 )
 def test_manifest_of_another_kind_is_refused(

@@ -50,5 +50,5 @@ def run(arguments: list[str]) -> int:
 
 def _tell(message: str, code: int) -> int:
     kind = "" if code == Interrupted.exit_code else "error: "
-    print(f"convoy: {kind}{message}", file=sys.stderr)
+    print(f"convoy: {kind}{' '.join(message.split())}", file=sys.stderr)
     return code

@@ -2,9 +2,10 @@
 
 import dataclasses
 import types
+from collections.abc import Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 from convoy.config import FIELDS, HINTS
 
@@ -29,8 +30,19 @@ def _optional(name: str) -> Any:  # noqa: ANN401 - a type made at run time
         env_var=f"CONVOY_{name.upper()}",
         show_env_var=False,
         show_default=(lambda _: shown) if shown else False,
+        converter=_whole_number if hint is int else None,
     )
     return Annotated[hint | None, parameter]
+
+
+def _whole_number(kind: type, tokens: Sequence[Token]) -> int:
+    """Take whole numbers only: left to itself the parser rounds 1.5 to 2."""
+    del kind
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f'a whole number is needed, got "{text}"') from None
 
 
 def _make_options_class() -> type:

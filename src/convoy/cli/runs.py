@@ -2,7 +2,7 @@
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import cyclopts
 from cyclopts import Parameter
@@ -32,7 +32,7 @@ def list_(
 
     records = list_runs(root)
     if json:
-        rows = [{"run_dir": str(r.path), "state": r.state, **r.summary} for r in records]
+        rows = [{**r.summary, "run_dir": str(r.path), "state": r.state} for r in records]
         print(json_format.dumps({"runs": rows}))
         return
     table = Table("run", "state", "model", "data", "epochs", "accuracy", "seconds", box=None)
@@ -40,12 +40,12 @@ def list_(
         summary = record.summary
         table.add_row(
             escape(record.path.name),
-            record.state,
+            escape(record.state),
             escape(str(record.config.get("model"))),
             escape(str(record.config.get("data"))),
-            str(summary.get("epochs", "-")),
-            _percent(summary.get("test_accuracy")),
-            f"{summary['seconds']:.1f}" if "seconds" in summary else "-",
+            escape(str(summary.get("epochs", "-"))),
+            _show(summary.get("test_accuracy"), ".2%"),
+            _show(summary.get("seconds"), ".1f"),
         )
     Console(soft_wrap=True).print(table if records else f"no runs in {escape(str(root))}")
 
@@ -76,26 +76,32 @@ def show(run: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False)
         return
     console = Console(highlight=False, soft_wrap=True)
     reason = record.summary.get("reason", "it has not ended, or was killed")
-    console.print(f"[bold]{escape(str(record.path))}[/]: {record.state} ({escape(str(reason))})")
+    console.print(
+        f"[bold]{escape(str(record.path))}[/]: {escape(record.state)} ({escape(str(reason))})"
+    )
     settings = ", ".join(f"{key}={value}" for key, value in record.config.items())
     console.print(f"[dim]{escape(settings)}[/]")
-    console.print(_history_table(record.summary.get("history", [])))
+    console.print(_history_table(record.summary.get("history")))
     console.print(f"checkpoints: {', '.join(record.checkpoints) or 'none'}")
 
 
-def _history_table(history: list[dict[str, Any]]) -> Table:
+def _history_table(history: object) -> Table:
     table = Table("epoch", "train loss", "train acc", "test loss", "test acc", "seconds", box=None)
-    for record in history:
-        table.add_row(
-            str(record["epoch"]),
-            f"{record['train_loss']:.4f}",
-            _percent(record["train_accuracy"]),
-            f"{record['test_loss']:.4f}",
-            _percent(record["test_accuracy"]),
-            f"{record['seconds']:.1f}",
-        )
+    columns = {
+        "epoch": "d",
+        "train_loss": ".4f",
+        "train_accuracy": ".2%",
+        "test_loss": ".4f",
+        "test_accuracy": ".2%",
+        "seconds": ".1f",
+    }
+    for record in history if isinstance(history, list) else []:
+        if isinstance(record, dict):
+            table.add_row(*(_show(record.get(name), form) for name, form in columns.items()))
     return table
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
+def _show(value: object, form: str) -> str:
+    """Format a number of a summary, which anyone may have edited."""
+    good = isinstance(value, int if form == "d" else int | float)
+    return format(value, form) if good else "-"

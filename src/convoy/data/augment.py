@@ -41,6 +41,8 @@ def choose_augmentation(
                 got=getattr(config, name),
                 allowed=f"below {side}",
             )
+    if config.crop_padding and "crop" not in kind:
+        raise ConfigError("'crop_padding' needs a crop", got=kind, hint="Give --augment crop+flip.")
     padding = config.crop_padding or max(1, side // 8)
     return Augmentation(
         padding=padding if "crop" in kind else 0, flip="flip" in kind, cutout=config.cutout

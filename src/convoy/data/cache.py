@@ -1,10 +1,8 @@
 """Decoded images on disk, memory-mapped; used only if every byte is as it was written."""
 
-import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +10,13 @@ from torch import Tensor
 
 from convoy.data.images import ImageSet
 from convoy.data.sources.source import Decoded
-from convoy.files import digest_of, new_folder, remove_partials
+from convoy.files import (
+    digest_of,
+    new_folder,
+    read_manifest,
+    remove_partials,
+    write_manifest,
+)
 
 _FORMAT = "convoy-images-1"
 
@@ -54,15 +58,14 @@ class ImageCache:
                 if images is not None:
                     _save_array(folder / f"{part}-images.npy", images.images_NCHW)
                     _save_array(folder / f"{part}-labels.npy", images.labels)
-            manifest = {
-                "format": _FORMAT,
+            content = {
                 "key": key,
                 "classes": data.train.classes,
                 "statistics": data.statistics,
                 "skipped": data.skipped,
                 "files": {path.name: digest_of(path) for path in sorted(folder.glob("*.npy"))},
             }
-            (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            write_manifest(folder / "manifest.json", _FORMAT, content)
 
 
 def _save_array(path: Path, tensor: Tensor) -> None:
@@ -70,9 +73,9 @@ def _save_array(path: Path, tensor: Tensor) -> None:
 
 
 def _load(folder: Path, key: str) -> Decoded:
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != _FORMAT or manifest["key"] != key:
-        raise ValueError("written by another version, or for other data")
+    manifest = read_manifest(folder / "manifest.json", _FORMAT)
+    if manifest["key"] != key:
+        raise ValueError("written for other data")
     for name, digest in manifest["files"].items():
         if digest_of(folder / name) != digest:
             raise ValueError(f"{name} is damaged")

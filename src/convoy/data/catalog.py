@@ -14,6 +14,7 @@ from convoy.data.sources.npz import npz_source
 from convoy.data.sources.source import Source
 from convoy.data.sources.user import user_source
 from convoy.errors import ConfigError, DataError, unknown_name
+from convoy.files import user_path
 from convoy.registry import is_user_target
 
 _DEBIAN_DATASETS = Path("/usr/share/datasets")  # where Debian's dataset-* packages install
@@ -83,8 +84,8 @@ def find_source(config: Config) -> Source:
     """
     if config.data in NAMED_SETS:
         return _find_named(config.data, config.data_dir)
-    path = Path(config.data).expanduser()
-    if path.exists():
+    path = user_path(config.data)
+    if _exists(path):
         return _find_at(path, config)
     if is_user_target(config.data):
         return user_source(config.data)
@@ -93,11 +94,18 @@ def find_source(config: Config) -> Source:
     )
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # such as a name that is too long to be one
+        return False
+
+
 def _find_named(name: str, data_dir: str | None) -> Source:
     named = NAMED_SETS[name]
-    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+    roots = [user_path(data_dir)] if data_dir else []
+    if roots and not (_exists(roots[0]) and roots[0].is_dir()):
         raise DataError("'data_dir' is no folder", got=data_dir)
-    roots = [Path(data_dir).expanduser()] if data_dir else []
     folders = [place for root in roots for place in (root, *(root / s for s in named.subfolders))]
     source = named.find([*folders, *named.usual_places])
     if source is None:
@@ -111,7 +119,7 @@ def _find_named(name: str, data_dir: str | None) -> Source:
 
 
 def _find_at(path: Path, config: Config) -> Source:
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" and path.is_file():
         return npz_source(config.data, path)
     if path.is_dir():
         files_below: ImageFiles = FolderFiles(path)

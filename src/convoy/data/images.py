@@ -9,6 +9,8 @@ from torch import Tensor
 
 from convoy.errors import DataError
 
+_MAX_UNNAMED_CLASSES = 1_000_000  # a stray label must not make as many names
+
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
@@ -77,9 +79,15 @@ def make_image_set(
     Raises:
         DataError: the arrays do not describe labelled images.
     """
-    pixels = _as_nchw(torch.as_tensor(images), source)
-    numbers = _as_labels(torch.as_tensor(labels), len(pixels), source)
+    pixels = _as_nchw(_as_tensor(images, source), source)
+    numbers = _as_labels(_as_tensor(labels, source), len(pixels), source)
     count = int(numbers.max()) + 1
+    if classes is None and count > _MAX_UNNAMED_CLASSES:
+        raise DataError(
+            f"{source}: a label is out of range",
+            got=count - 1,
+            allowed=f"below {_MAX_UNNAMED_CLASSES} where the classes have no names",
+        )
     names = tuple(classes) if classes is not None else tuple(str(i) for i in range(count))
     if count > len(names):
         raise DataError(
@@ -88,6 +96,17 @@ def make_image_set(
             allowed=f"0 to {len(names) - 1} ({len(names)} classes)",
         )
     return ImageSet(pixels, numbers, names)
+
+
+def _as_tensor(values: np.ndarray | Tensor | Sequence[int], source: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{source}: numbers are needed", got=str(array.dtype))
+    # Torch takes no foreign byte order, no backward strides and no read-only memory.
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _as_nchw(images: Tensor, source: str) -> Tensor:

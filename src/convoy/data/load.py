@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from convoy.data.images import ImageSet, TrainTest, channel_statistics
 from convoy.data.sources.source import Decoded, Source
 from convoy.data.split import split
 from convoy.errors import DataError
+from convoy.files import user_path
 from convoy.tracking import Track, untracked
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def _load_or_decode(source: Source, config: Config, track: Track) -> tuple[Decod
     fingerprint = source.fingerprint(track)
     if fingerprint is None:
         return source.decode(track), None
-    cache = ImageCache(Path(config.cache_dir) if config.cache_dir else default_cache_dir())
+    cache = ImageCache(user_path(config.cache_dir) if config.cache_dir else default_cache_dir())
     decoded = cache.load(fingerprint)
     if decoded is None:
         decoded = source.decode(track).with_statistics()
@@ -64,8 +64,14 @@ def _described(name: str, decoded: Decoded, fingerprint: str | None, augment: st
         )
     if train.images_NCHW.dtype != test.images_NCHW.dtype:
         raise DataError(f"{name}: training and test images differ in type")
-    if len(test.classes) > len(train.classes):
-        raise DataError(f"{name}: the test part has labels that the training part lacks")
+    if len(train.classes) < 2:
+        raise DataError(f"{name}: fewer than two classes", got=list(train.classes))
+    if test.classes != train.classes[: len(test.classes)]:
+        raise DataError(
+            f"{name}: the classes of the test part are not those of the training part",
+            got=list(test.classes),
+            allowed=str(list(train.classes)),
+        )
     mean, std = decoded.statistics or channel_statistics(train.images_NCHW)
     return TrainTest(
         name=name,

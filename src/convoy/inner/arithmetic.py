@@ -53,7 +53,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError("unknown device", got=name, allowed="auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if name != "cpu" and device.type != "cuda":
         raise ConfigError("unknown device", got=name, allowed="auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         count = torch.cuda.device_count()

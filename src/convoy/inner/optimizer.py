@@ -36,6 +36,7 @@ def restore_momentum(
 ) -> None:
     """Put saved momentum back; a weight without any starts afresh."""
     parameters = dict(model.named_parameters())
+    optimizer.state.clear()
     for name, saved in tensors.items():
         parameter = parameters.get(name)
         if parameter is None or parameter.shape != saved.shape:

@@ -15,12 +15,14 @@ def walk_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield a network's blocks in the order in which they run, with their dotted names.
 
     Running the blocks one after the other on an input equals running the network. Nested
-    sequences are entered; whatever is no sequence is one block.
+    sequences are entered; whatever is no sequence, or runs in its own way, is one block.
     """
-    if not isinstance(model, nn.Sequential):
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         yield "", model
         return
-    for name, child in model.named_children():
+    # Not named_children, which leaves out a module's second use.
+    for name, child in model._modules.items():
+        assert child is not None
         for inner_name, block in walk_blocks(child):
             yield f"{name}.{inner_name}" if inner_name else name, block
 

@@ -5,6 +5,7 @@ what was drawn before. Here it is a function of (sample key, layer, neuron), and
 redistributed run draws the same masks with no generator state to save.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,18 +14,34 @@ from torch import Tensor, nn
 
 from convoy.randomness import draw_uniform
 
-_keys: ContextVar[Tensor | None] = ContextVar("sample_keys", default=None)
 _FIRST_STREAM = 16  # below lie the streams of augmentation
+_STREAMS_PER_LAYER = 64
+
+
+class _Draws:
+    """The keys of a batch, and how often each layer has drawn from them."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+        self._calls: Counter[int] = Counter()
+
+    def next_stream(self, layer: int) -> int:
+        """Return a stream of its own for each use of a layer within one forward pass."""
+        self._calls[layer] += 1
+        return _FIRST_STREAM + layer * _STREAMS_PER_LAYER + self._calls[layer]
+
+
+_draws: ContextVar[_Draws | None] = ContextVar("draws", default=None)
 
 
 @contextmanager
 def drop_by(keys: Tensor | None) -> Iterator[None]:
     """Let the dropout layers below take their masks from these sample keys."""
-    token = _keys.set(keys)
+    token = _draws.set(None if keys is None else _Draws(keys))
     try:
         yield
     finally:
-        _keys.reset(token)
+        _draws.reset(token)
 
 
 class SampleDropout(nn.Module):
@@ -43,15 +60,15 @@ class SampleDropout(nn.Module):
         """Zero a part p of the inputs and scale the rest up."""
         if not self.training or self.p == 0:
             return x
-        keys = _keys.get()
-        if keys is None:
+        draws = _draws.get()
+        if draws is None:
             plain = nn.functional.dropout2d if self.channelwise else nn.functional.dropout
             return plain(x, self.p)
         if self.p == 1:
             return x * 0
         shape = x.shape[:2] if self.channelwise else x.shape
         places = shape[1:].numel()
-        kept = draw_uniform(keys, _FIRST_STREAM + self.layer, places) >= self.p
+        kept = draw_uniform(draws.keys, draws.next_stream(self.layer), places) >= self.p
         mask = kept.view(*shape, *[1] * (x.ndim - len(shape))).to(x.dtype)
         return x * (mask / (1 - self.p))
 
@@ -64,7 +81,8 @@ def key_dropout(model: nn.Module) -> nn.Module:
     """Replace every torch dropout of a network, in place, by one that goes by sample keys."""
     layer = 0
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        # Not named_children, which leaves out a module's second use.
+        for name, child in list(parent._modules.items()):
             if isinstance(child, (nn.Dropout, nn.Dropout2d)):
                 channelwise = isinstance(child, nn.Dropout2d)
                 setattr(parent, name, SampleDropout(child.p, layer, channelwise=channelwise))

@@ -92,7 +92,7 @@ def _check_output(
         ) from error
     finally:
         model.train(was_training)
-    if len(shape) != 2 or shape[1] < num_classes:
+    if len(shape) != 2 or shape[0] != 2 or shape[1] < num_classes:
         raise ConfigError(
             f"the model '{name}' gives the wrong output",
             got=shape,

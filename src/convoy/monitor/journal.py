@@ -1,5 +1,6 @@
 """Events as lines of JSON in a file."""
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -33,4 +34,5 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # the full disk was told already
+                self._file.close()

@@ -23,7 +23,7 @@ from convoy.tracking import Track
 T = TypeVar("T")
 
 _LINE_EVERY_S = 10.0  # between two progress lines where there is no terminal
-_HEADER = " epoch   train loss   train acc   test loss   test acc   samples/s      time"
+_HEADER = " epoch   train loss   train acc   test loss   test acc   samples/s       time"
 
 
 def make_console(*, quiet: bool = False) -> Console:

@@ -28,7 +28,7 @@ class Job:
         identity: what the weights belong to; a checkpoint of another identity is refused.
         checkpoints: the folder that checkpoints go to.
         last_saved: the newest complete checkpoint.
-        saved_updates: how many updates it holds.
+        saved_moment: the updates and epochs it holds.
         save_error: why the newest state could not be saved, if it could not.
     """
 
@@ -45,7 +45,7 @@ class Job:
     identity: dict[str, Any]
     progress: Progress = field(default_factory=Progress)
     last_saved: Path | None = None
-    saved_updates: int | None = None
+    saved_moment: tuple[int, int] | None = None
     save_error: str | None = None
 
     @property
@@ -55,8 +55,9 @@ class Job:
 
     def save(self, reason: str, score: float | None = None) -> None:
         """Write a checkpoint; a disk that refuses it raises an alarm, not an end."""
-        if self.saved_updates == self.progress.updates:
-            return  # nothing was learned since
+        moment = (self.progress.updates, self.progress.epoch)
+        if self.saved_moment == moment:
+            return  # nothing has happened since
         checkpoint = Checkpoint(
             step=self.progress.updates,
             model=dict(self.model.state_dict()),
@@ -72,7 +73,7 @@ class Job:
             self.events.emit(WarningEvent(reason=self.save_error))
             return
         self.save_error = None
-        self.saved_updates = checkpoint.step
+        self.saved_moment = moment
         self.events.emit(
             CheckpointEvent(path=str(self.last_saved), step=checkpoint.step, reason=reason)
         )
@@ -90,7 +91,7 @@ class Job:
         restore_momentum(self.executor.optimizer, self.model, checkpoint.momentum)
         self.progress = Progress.from_dict(checkpoint.progress)
         self.last_saved = path
-        self.saved_updates = checkpoint.step
+        self.saved_moment = (self.progress.updates, self.progress.epoch)
 
 
 def check_identity(checkpoint: Checkpoint, expected: dict[str, Any], path: Path) -> None:

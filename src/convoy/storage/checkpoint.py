@@ -6,8 +6,6 @@ checkpoints/step-00001250/
     manifest.json           digests, progress, and what the weights belong to
 """
 
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from convoy.errors import CheckpointError
-from convoy.files import digest_of, new_folder, remove_folder, remove_partials
+from convoy.files import (
+    digest_of,
+    new_folder,
+    read_manifest,
+    remove_folder,
+    remove_partials,
+    write_manifest,
+)
 
-_FORMAT = "convoy-checkpoint"
-_VERSION = 1
+_FORMAT = "convoy-checkpoint-1"
 _KEEP_LAST = 2
 
 
@@ -58,13 +62,10 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     target = root / f"step-{checkpoint.step:08d}"
     root.mkdir(parents=True, exist_ok=True)
     remove_partials(root)
-    if target.exists() and not _is_whole(target):
-        remove_folder(target)
-    with new_folder(target) as folder:
+    with new_folder(target, replace=True) as folder:
         tensors = {"model": checkpoint.model, "optimizer": checkpoint.momentum}
         for name, group in tensors.items():
-            plain = {key: t.detach().cpu().contiguous() for key, t in group.items()}
-            _save_tensors(folder / f"{name}.safetensors", plain)
+            _save_tensors(folder / f"{name}.safetensors", group)
         content = {
             "step": checkpoint.step,
             "score": checkpoint.score,
@@ -72,7 +73,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
             "progress": checkpoint.progress,
             "files": {path.name: digest_of(path) for path in sorted(folder.iterdir())},
         }
-        _write_manifest(folder / "manifest.json", content)
+        write_manifest(folder / "manifest.json", _FORMAT, content)
     _prune(root)
     return target
 
@@ -119,51 +120,19 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    # A clone, because safetensors refuses names that share memory, as tied weights do.
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     try:
-        safetensors.torch.save_file(tensors, path)
+        safetensors.torch.save_file(plain, path)
     except SafetensorError as error:  # how it reports a full disk
         raise OSError(f"{path} could not be written: {error}") from error
 
 
-def _write_manifest(path: Path, content: dict[str, Any]) -> None:
-    manifest = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "digest": _content_digest(content),
-        "content": content,
-    }
-    path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-
-
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        return read_manifest(path / "manifest.json", _FORMAT)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} has no readable manifest: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise CheckpointError(f"{path} is no checkpoint of Convoy")
-    if manifest.get("version") != _VERSION:
-        raise CheckpointError(
-            f"{path} was written by another version of Convoy",
-            got=manifest.get("version"),
-            allowed=str(_VERSION),
-        )
-    content = manifest.get("content")
-    if not isinstance(content, dict) or manifest.get("digest") != _content_digest(content):
-        raise CheckpointError(f"{path} has a damaged manifest: its digest does not match")
-    return content
-
-
-def _content_digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        load_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True
+        raise CheckpointError(f"{path} has no whole manifest: {error}") from error
 
 
 def _prune(root: Path) -> None:

@@ -9,6 +9,7 @@ runs/20261116-101500-lenet5-fashion-mini/
 
 import contextlib
 import fcntl
+import itertools
 import json
 import time
 from pathlib import Path
@@ -19,9 +20,13 @@ import tomlkit
 
 from convoy.config import FIELDS, Config, read_toml
 from convoy.errors import CheckpointError, ConfigError, EnvironmentProblem, StorageError
-from convoy.files import remove_partials, write_atomically
+from convoy.files import remove_partials, user_path, write_atomically
 
 DEFAULT_ROOT = Path("runs")
+
+
+class NotEmptyError(ConfigError):
+    """A new run was to be put where something lies already (exit code 2)."""
 
 
 class RunFolder:
@@ -30,6 +35,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+        self._made: list[Path] = []  # folders that were not there before, innermost first
 
     @property
     def checkpoints(self) -> Path:
@@ -54,9 +60,10 @@ class RunFolder:
     def create(self) -> None:
         """Make the folder; refuse one that holds something already."""
         try:
+            self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             if any(self.path.iterdir()):
-                raise ConfigError(
+                raise NotEmptyError(
                     "the output folder is not empty",
                     got=str(self.path),
                     hint="Give another --out, or --resume to go on with the run in it.",
@@ -79,8 +86,11 @@ class RunFolder:
 
     def acquire(self) -> None:
         """Hold the run; the hold ends with the process, however that ends."""
-        # The handle must outlive this call: closing it would release the lock.
-        handle = (self.path / ".lock").open("w")
+        try:
+            # The handle must outlive this call: closing it would release the lock.
+            handle = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise EnvironmentProblem(f"this run's folder cannot be written: {error}") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -92,7 +102,10 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the effective configuration, each value with its meaning."""
-        write_atomically(self.config, config_text(config))
+        try:
+            write_atomically(self.config, config_text(config))
+        except OSError as error:
+            raise StorageError(f"{self.config} could not be written: {error}") from error
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write how the run ended."""
@@ -117,8 +130,9 @@ class RunFolder:
 
     def _remove_unused(self) -> None:
         (self.path / ".lock").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
+        with contextlib.suppress(OSError):  # someone else may have put something there
+            for folder in self._made:
+                folder.rmdir()
 
 
 def config_text(config: Config) -> str:
@@ -135,17 +149,26 @@ def config_text(config: Config) -> str:
     return tomlkit.dumps(document)
 
 
-def default_path(config: Config) -> Path:
-    """Return a new folder's path under runs/, named after time, model and data."""
+def new_run_folder(config: Config) -> RunFolder:
+    """Make the folder of a new run: the one that was asked for, or one under runs/."""
+    if config.out:
+        folder = RunFolder(user_path(config.out))
+        folder.create()
+        return folder
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{_word(config.model)}-{_word(config.data)}"
-    path = DEFAULT_ROOT / stem
-    number = 1
-    while path.exists():
-        number += 1
-        path = DEFAULT_ROOT / f"{stem}-{number}"
-    return path
+    for number in itertools.count(1):
+        folder = RunFolder(DEFAULT_ROOT / (stem if number == 1 else f"{stem}-{number}"))
+        try:
+            folder.create()
+            return folder
+        except NotEmptyError:
+            continue  # another run of the same second
+    raise AssertionError("unreachable")
 
 
 def _word(name: str) -> str:
     last = name.rstrip("/").rsplit("/", 1)[-1].split(".", 1)[0]
-    return "".join(c if c.isalnum() or c == "-" else "-" for c in last.lower()).strip("-") or "run"
+    return (
+        "".join(c if c.isalnum() or c == "-" else "-" for c in last.lower())[:25].strip("-")
+        or "run"
+    )

@@ -1,10 +1,11 @@
 """The image files below a folder or inside a tar archive, as one kind of thing."""
 
+import gzip
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import IO, Protocol, Self, cast
 
 from convoy.errors import DataError
 
@@ -35,8 +36,9 @@ class ImageFiles(Protocol):
 
 
 def is_image(path: PurePosixPath) -> bool:
-    """Tell by its name whether a file is an image; hidden files are none."""
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+    """Tell by its name whether a file is an image; what is hidden is none."""
+    hidden = any(part.startswith(".") for part in path.parts)
+    return path.suffix.lower() in IMAGE_SUFFIXES and not hidden
 
 
 class FolderFiles:
@@ -67,6 +69,20 @@ class FolderFiles:
         return PurePosixPath(path.relative_to(self.root).as_posix())
 
 
+class _StrictHeader(tarfile.TarInfo):
+    """Refuses a damaged or missing header, which tarfile takes for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read a header; only a block of zeros may end the archive."""
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"damaged or cut short ({error})") from error
+
+
 class TarFiles:
     """The image files inside a tar archive; nothing is ever unpacked to disk."""
 
@@ -90,6 +106,8 @@ class TarFiles:
         """Yield every image file with its content, in the archive's order."""
         for member, archive in self._members():
             path = PurePosixPath(member.name)
+            if is_image(path) and (member.islnk() or member.issym()):
+                raise DataError(f"{self.root}: {path} is a link, and links are not followed")
             if member.isfile() and is_image(path):
                 file = archive.extractfile(member)
                 assert file is not None
@@ -109,11 +127,21 @@ class TarFiles:
             self._names = (sorted(folders), sorted(images))
         return self._names
 
+    def _open(self) -> IO[bytes]:
+        with self.root.open("rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+        return cast(IO[bytes], gzip.open(self.root)) if zipped else self.root.open("rb")
+
     def _members(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
         try:
-            # "r|*" streams: going back and forth in a gzip would unpack it again each time.
-            with tarfile.open(self.root, "r|*") as archive:
+            with (
+                self._open() as stream,
+                # "r|" streams: going back and forth in a gzip would unpack it again each time.
+                tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as archive,
+            ):
                 for member in archive:
                     yield member, archive
+                while stream.read(1 << 20):
+                    pass  # the checksum of a gzip is at its very end
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             raise DataError(f"{self.root} is damaged or no tar archive: {error}") from error

@@ -16,7 +16,8 @@ from convoy.tracking import Track
 
 _TRAIN_NAMES = ("train", "training")
 _TEST_NAMES = ("test", "val", "valid", "validation")
-_GREY_MODES = frozenset({"1", "L"})
+_DEEP_MODES = frozenset({"I", "I;16", "I;16L", "I;16B", "I;16N"})  # 16 bits of grey
+_GREY_MODES = frozenset({"1", "L"}) | _DEEP_MODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,10 @@ class _Reader:
 
 def _decode_image(content: bytes, *, grey: bool, size: int) -> np.ndarray:
     with Image.open(io.BytesIO(content)) as image:
-        converted = image.convert("L" if grey else "RGB")
+        whole: Image.Image = image
+        if image.mode in _DEEP_MODES:  # convert() would clip everything above 255
+            whole = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        converted = whole.convert("L" if grey else "RGB")
     if size:
         converted = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
     return np.asarray(converted)

@@ -46,7 +46,7 @@ def read_idx(path: Path) -> np.ndarray:
             f"{path} is damaged: its header promises {math.prod(shape)} bytes",
             got=len(content) - header,
         )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -89,4 +89,10 @@ def idx_source(name: str, files: dict[str, Path], classes: tuple[str, ...], augm
         train, test = (read_part(part) for part in track(_PARTS, f"reading {name}", len(_PARTS)))
         return Decoded(train, test)
 
-    return Source(name=name, decode=decode, files=sorted(files.values()), augment=augment)
+    return Source(
+        name=name,
+        decode=decode,
+        files=sorted(files.values()),
+        options={"classes": classes},
+        augment=augment,
+    )

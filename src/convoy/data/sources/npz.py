@@ -33,7 +33,8 @@ def npz_source(name: str, path: Path, augment: str = "none") -> Source:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise DataError(f"{path} holds one array, not an archive of arrays")
             return {key: archive[key] for key in archive.files}

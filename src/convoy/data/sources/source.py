@@ -1,11 +1,13 @@
 """What a source of images is: found by name or path, fingerprinted cheaply, decoded once."""
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from convoy.data.images import ImageSet, channel_statistics
+from convoy.errors import DataError
 from convoy.tracking import Track
 
 
@@ -54,7 +56,10 @@ class Source:
             return None
         digest = hashlib.sha256(repr(sorted(self.options.items())).encode())
         for path in track(self.files, "checking files", len(self.files)):
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(os.fsencode(path.name))
+            try:
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise DataError(f"{path} cannot be read: {error}") from error
         return digest.hexdigest()
