@@ -89,10 +89,10 @@ class Contenders:
         return {name: work(name) for name in names}
 
 
-def test_order_is_reversed_in_every_other_slice() -> None:
+def test_contenders_take_turns_and_none_runs_twice_in_a_row() -> None:
     contenders = Contenders()
     interleave(contenders.of("a", "b", "c"), repeats=1, slices=3, tell=lambda _: None)
-    assert "".join(contenders.calls) == "abccbaabc"
+    assert "".join(contenders.calls) == "abcabcabc"
 
 
 @pytest.mark.parametrize(("repeats", "slices"), [(1, 1), (3, 2), (2, 5)])

@@ -148,3 +148,23 @@ def test_cutting_out_blanks_to_the_mean_colour() -> None:
     changed = batch.images_NCHW != plain
     assert changed.any()
     assert (batch.images_NCHW[changed] == 0).all()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4000, 8 << 20])
+@pytest.mark.parametrize("first", [0, 2])
+def test_batches_prepared_several_at_once_equal_those_asked_for_one_by_one(
+    chunk_bytes: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convoy.data.batches._CHUNK_BYTES", chunk_bytes)
+    samples = _batches(_image_set(), memory_format=torch.channels_last)
+    epoch = samples.epoch(1, seed=3, augmentation=Augmentation(padding=1, flip=True, cutout=2))
+    given = list(epoch.batches(7, first))
+    starts = range(7 * first, _COUNT, 7)
+    assert len(given) == len(starts)
+    for batch, start in zip(given, starts, strict=True):
+        wanted = epoch.batch(start, start + 7)
+        assert torch.equal(batch.images_NCHW, wanted.images_NCHW)
+        assert torch.equal(batch.labels, wanted.labels)
+        assert batch.keys is not None
+        assert wanted.keys is not None
+        assert torch.equal(batch.keys, wanted.keys)

@@ -12,7 +12,7 @@ from convoy.config import Config
 from convoy.data.batches import Batch
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.eager import EagerExecutor
-from convoy.inner.executor import EXECUTORS, Executor
+from convoy.inner.executor import EXECUTORS, Executor, count_correct
 from convoy.inner.optimizer import make_optimizer
 from convoy.models.dropout import key_dropout
 from convoy.randomness import sample_keys
@@ -96,7 +96,7 @@ def test_gradients_of_two_halves_add_up_to_those_of_the_whole() -> None:
         halves.append(_gradients(model))
     _assert_close({name: halves[0][name] + halves[1][name] for name in whole}, whole)
     assert float(sums[0].loss + sums[1].loss) == pytest.approx(float(whole_sums.loss), rel=1e-12)
-    assert int(sums[0].correct + sums[1].correct) == int(whole_sums.correct)
+    assert count_correct(sums) == count_correct([whole_sums])
     assert sums[0].count + sums[1].count == whole_sums.count == 10
 
 
@@ -132,7 +132,7 @@ def test_loss_and_counts_are_sums_over_the_samples() -> None:
     )
     for sums in (executor.gradients(batch, 10), executor.evaluate(batch)):
         assert float(sums.loss) == pytest.approx(expected, rel=1e-12)
-        assert int(sums.correct) == correct
+        assert count_correct([sums]) == correct
         assert sums.count == 10
         assert not sums.loss.requires_grad
 
@@ -204,7 +204,7 @@ def test_mirrored_evaluation_is_the_mean_over_image_and_mirror_image() -> None:
     sums = executor.evaluate(batch, mirrored=True)
     expected = functional.cross_entropy(logits, batch.labels, reduction="sum")
     assert float(sums.loss) == pytest.approx(float(expected), rel=1e-12)
-    assert int(sums.correct) == int((logits.argmax(1) == batch.labels).sum())
+    assert count_correct([sums]) == int((logits.argmax(1) == batch.labels).sum())
     assert float(sums.loss) != pytest.approx(float(executor.evaluate(batch).loss), rel=1e-6)
 
 

@@ -8,6 +8,7 @@ varies the images too (crop and mirror), which the bare loop does not.
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from torch.nn import functional
 from convoy.assembly import Given, make_job
 from convoy.bench.report import Bar, Report, Row, interleave, median_ratio
 from convoy.config import Config
-from convoy.data.images import make_image_set
+from convoy.data.images import ImageSet, make_image_set
 from convoy.data.load import wrap_data
 from convoy.inner.optimizer import make_optimizer
 from convoy.models.zoo import build_model
@@ -58,8 +59,8 @@ def bench_single(*, quick: bool, tell: Callable[[str], None]) -> Report:
     for task in TASKS:
         slices = task.slices // 2 if quick else task.slices
         tell(f"{task.model}, batch {task.batch}, samples per second:")
-        with TemporaryDirectory() as folder:
-            contenders = _contenders(task, Path(folder))
+        with TemporaryDirectory() as folder, ExitStack() as stack:
+            contenders = _contenders(task, Path(folder), stack)
             for run in contenders.values():
                 run()  # warm up
             values = interleave(contenders, repeats=repeats, slices=slices, tell=tell)
@@ -69,13 +70,14 @@ def bench_single(*, quick: bool, tell: Callable[[str], None]) -> Report:
     return Report("single", repeats, tuple(rows), tuple(bars))
 
 
-def _contenders(task: Task, folder: Path) -> dict[str, Callable[[], float]]:
+def _contenders(task: Task, folder: Path, stack: ExitStack) -> dict[str, Callable[[], float]]:
     count = task.samples
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, *task.shape), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (count,), generator=generator)
-    plain = _make_job(task, images, labels, folder / "plain", "none")
-    varied = _make_job(task, images, labels, folder / "varied", "crop+flip")
+    part = make_image_set(images, labels, [str(i) for i in range(10)], "random images")
+    plain = _make_job(task, part, folder / "plain", "none", stack)
+    varied = _make_job(task, part, folder / "varied", "crop+flip", stack)
     return {
         "bare PyTorch": _bare_loop(plain, images, labels),
         "convoy": _our_loop(plain),
@@ -83,8 +85,8 @@ def _contenders(task: Task, folder: Path) -> dict[str, Callable[[], float]]:
     }
 
 
-def _make_job(task: Task, images: Tensor, labels: Tensor, out: Path, augment: str) -> Job:
-    part = make_image_set(images, labels, [str(i) for i in range(10)], "random images")
+def _make_job(task: Task, part: ImageSet, out: Path, augment: str, stack: ExitStack) -> Job:
+    """Make a job as a real run does; the stack closes what it opens."""
     config = Config(
         model=task.model,
         batch=task.batch,
@@ -94,9 +96,10 @@ def _make_job(task: Task, images: Tensor, labels: Tensor, out: Path, augment: st
         memory_format="channels_last",
         device="cpu",
     )
-    folder = RunFolder(out)
+    folder = stack.enter_context(RunFolder(out))
     folder.create()
     events = EventStream([Journal(folder.events)])
+    stack.callback(events.close)
     given = Given(data=wrap_data(part, part))
     return make_job(config, given, folder, events, StopRequest(), untracked)
 

@@ -1,5 +1,6 @@
 """From sample numbers to a batch on the device: gather, vary, normalise, as whole tensors."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from convoy.data.augment import Augmentation, cut_out, draw_variation, shift_and_mirror
 from convoy.data.images import ImageSet
 from convoy.randomness import epoch_order, sample_keys
+
+_CHUNK_BYTES = 8 << 20  # of floats prepared at once: measured best on two cores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +52,8 @@ class Batches:
         self.shape_chw = images.shape_CHW
         self._images = images.images_NCHW.to(device)
         self._labels = images.labels.to(device)
+        self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
         self._scale = 1 / torch.tensor(std, device=device).view(1, -1, 1, 1)
-        self._offset = torch.tensor(mean, device=device).view(1, -1, 1, 1) * self._scale
         self._dtype = dtype
         self._memory_format = memory_format
 
@@ -77,7 +80,7 @@ class Batches:
 
     def normalise(self, pixels_nchw: Tensor) -> Tensor:
         """Return pixels as new floats of mean 0 and deviation 1, laid out for the network."""
-        floats = torch.mul(pixels_nchw, self._scale).sub_(self._offset)
+        floats = pixels_nchw.to(torch.float32, copy=True).sub_(self._mean).mul_(self._scale)
         return floats.to(dtype=self._dtype, memory_format=self._memory_format)
 
 
@@ -95,14 +98,29 @@ class Epoch:
         self._samples = samples
         self._augmentation = augmentation
         self._order = epoch_order(seed, number, len(samples)).to(samples.device)
+        self._labels = samples.labels(self._order)
         self._keys = sample_keys(seed, number, self._order)
         self._variation = draw_variation(self._keys, augmentation, samples.shape_chw)
+
+    def batches(self, size: int, first: int = 0) -> Iterator[Batch]:
+        """Yield the pass in batches, from number `first` on; the last may be short.
+
+        Several are prepared at once: the work per operation is small, its overhead is not.
+        """
+        sample_bytes = 4 * math.prod(self._samples.shape_chw)
+        chunk = size * max(1, _CHUNK_BYTES // (size * sample_bytes))
+        for start in range(first * size, len(self._order), chunk):
+            whole = self.batch(start, start + chunk)
+            assert whole.keys is not None
+            parts = (t.split(size) for t in (whole.images_NCHW, whole.labels, whole.keys))
+            for images, labels, keys in zip(*parts, strict=True):
+                yield Batch(images, labels, keys)
 
     def batch(self, start: int, stop: int) -> Batch:
         """Return the samples from place `start` up to, not including, place `stop`."""
         span = slice(start, stop)
-        indices, variation = self._order[span], self._variation.part(span)
-        pixels = self._samples.pixels(indices)
+        variation = self._variation.part(span)
+        pixels = self._samples.pixels(self._order[span])
         pixels = shift_and_mirror(pixels, variation, self._augmentation.padding)
         images = cut_out(self._samples.normalise(pixels), variation, self._augmentation.cutout)
-        return Batch(images, self._samples.labels(indices), self._keys[span])
+        return Batch(images, self._labels[span], self._keys[span])

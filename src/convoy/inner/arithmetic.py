@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from convoy.errors import ConfigError, EnvironmentProblem
+from convoy.inner.memory import keep_freed_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def prepare_device(device: torch.device, *, threads: int, deterministic: bool) -> None:
-    """Set torch's process-wide switches for a run."""
+    """Set the process-wide switches for a run: threads, memory, cuDNN."""
+    keep_freed_memory()
     if threads:
         torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not deterministic

@@ -7,9 +7,11 @@ A step has two halves, so that a strategy can exchange gradients between them:
     executor.update(learning_rate)               # weights move
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn, optim
 
 from convoy.data.batches import Batch
@@ -19,17 +21,28 @@ from convoy.registry import Entry, Registry
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """What a batch adds up to; sums of several batches or nodes can simply be added.
+    """What a batch adds up to; the sums of several batches or nodes can simply be added.
 
     Attributes:
         loss: sum of the samples' losses, on the device.
-        correct: how many samples were classified correctly, on the device.
-        count: how many samples there were.
+        logits, labels: what the network said and what was right, on the device. Whoever wants
+            to know how many were correct can ask for many batches at once.
     """
 
     loss: Tensor
-    correct: Tensor
-    count: int
+    logits: Tensor
+    labels: Tensor
+
+    @property
+    def count(self) -> int:
+        """Return how many samples there were."""
+        return len(self.labels)
+
+
+def count_correct(parts: Sequence[Sums]) -> int:
+    """Return how many samples of some batches were classified correctly."""
+    said = torch.cat([part.logits for part in parts]).argmax(1)
+    return int((said == torch.cat([part.labels for part in parts])).sum())
 
 
 class Executor(Protocol):

@@ -9,11 +9,13 @@ import torch
 
 from convoy.data.batches import Batches
 from convoy.errors import ConvoyError, Interrupted
-from convoy.inner.executor import Executor, Sums
+from convoy.inner.executor import Executor, Sums, count_correct
 from convoy.monitor.events import EvaluationEvent, StepEvent
 from convoy.outer.job import Job
 from convoy.outer.progress import EpochRecord
 from convoy.randomness import fold, seed_torch
+
+_PENDING_AT_MOST = 256  # steps whose sums wait on the device, so that memory stays bounded
 
 
 def train_single(job: Job) -> str:
@@ -50,10 +52,11 @@ def train_epoch(job: Job) -> None:
     progress, config = job.progress, job.config
     epoch = job.train.epoch(progress.epoch, seed=config.seed, augmentation=job.augmentation)
     meter = _Meter(job)
-    while progress.step < job.schedule.steps_per_epoch and not job.stop.requested:
-        seed_torch(fold(config.seed, 4, progress.updates), job.train.device)
-        start = progress.step * config.batch
-        batch = epoch.batch(start, start + config.batch)
+    first_seed = fold(config.seed, 4) >> 1  # room for a step's number on top
+    for batch in epoch.batches(config.batch, first=progress.step):
+        if job.stop.requested:
+            break
+        seed_torch(first_seed + progress.updates, job.train.device)
         sums = job.executor.gradients(batch, len(batch))
         job.executor.update(job.schedule.rate(progress.updates))
         progress.step += 1
@@ -82,31 +85,41 @@ class _Meter:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._progress = job.progress
+        self._interval_s = job.config.log_interval_s
         self._pending: list[Sums] = []
+        self._samples = 0
         self._since = time.perf_counter()
 
     def add(self, sums: Sums) -> None:
         """Take a step's sums, and report if an interval has passed."""
         self._pending.append(sums)
-        if time.perf_counter() - self._since >= self._job.config.log_interval_s:
+        if time.perf_counter() - self._since >= self._interval_s:
             self.read()
+        elif len(self._pending) >= _PENDING_AT_MOST:
+            self._drain()
 
     def read(self) -> None:
-        """Move the sums into the progress, and report."""
-        if not self._pending:
+        """Bring the progress up to date, and report."""
+        self._drain()
+        if self._samples == 0:
             return
-        progress = self._progress
-        samples = sum(sums.count for sums in self._pending)
-        for loss in torch.stack([sums.loss for sums in self._pending]).tolist():
-            progress.loss += loss
-        progress.correct += int(torch.stack([sums.correct for sums in self._pending]).sum())
-        progress.count += samples
-        self._pending.clear()
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
-        progress.train_seconds += elapsed
-        progress.seconds += elapsed
+        self._progress.train_seconds += elapsed
+        self._progress.seconds += elapsed
+        samples, self._samples = self._samples, 0
         self._report(samples / elapsed)
+
+    def _drain(self) -> None:
+        if not self._pending:
+            return
+        for loss in torch.stack([sums.loss for sums in self._pending]).tolist():
+            self._progress.loss += loss
+        self._progress.correct += count_correct(self._pending)
+        samples = sum(sums.count for sums in self._pending)
+        self._progress.count += samples
+        self._samples += samples
+        self._pending.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -171,5 +184,4 @@ def evaluate(
     """Return a network's mean loss and its accuracy over a whole image set."""
     parts = [executor.evaluate(batch, mirrored=mirrored) for batch in samples.in_order(size)]
     loss = torch.stack([part.loss.double() for part in parts]).sum()
-    correct = torch.stack([part.correct for part in parts]).sum()
-    return float(loss) / len(samples), int(correct) / len(samples)
+    return float(loss) / len(samples), count_correct(parts) / len(samples)
