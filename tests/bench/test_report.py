@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -76,9 +77,10 @@ class Contenders:
 
     def __init__(self, speeds: dict[str, list[float]] | None = None) -> None:
         self.calls: list[str] = []
+        self.made = 0
         self._speeds = speeds
 
-    def of(self, *names: str) -> dict[str, Callable[[], float]]:
+    def of(self, *names: str) -> Callable[[ExitStack], dict[str, Callable[[], float]]]:
         def work(name: str) -> Callable[[], float]:
             def run() -> float:
                 self.calls.append(name)
@@ -86,13 +88,25 @@ class Contenders:
 
             return run
 
-        return {name: work(name) for name in names}
+        def make(stack: ExitStack) -> dict[str, Callable[[], float]]:
+            self.made += 1
+            stack.callback(self.calls.append, "|")
+            return {name: work(name) for name in names}
+
+        return make
 
 
 def test_contenders_take_turns_and_none_runs_twice_in_a_row() -> None:
     contenders = Contenders()
     interleave(contenders.of("a", "b", "c"), repeats=1, slices=3, tell=lambda _: None)
-    assert "".join(contenders.calls) == "abcabcabc"
+    assert "".join(contenders.calls) == "abcabcabcabc|"  # the first turn is to warm up
+
+
+def test_each_round_starts_afresh_and_is_cleaned_up() -> None:
+    contenders = Contenders()
+    interleave(contenders.of("a", "b"), repeats=2, slices=1, tell=lambda _: None)
+    assert contenders.made == 2
+    assert "".join(contenders.calls) == "abab|abab|"
 
 
 @pytest.mark.parametrize(("repeats", "slices"), [(1, 1), (3, 2), (2, 5)])
@@ -101,12 +115,12 @@ def test_every_contender_works_as_often_and_gets_as_many_values(repeats: int, sl
     values = interleave(
         contenders.of("a", "b"), repeats=repeats, slices=slices, tell=lambda _: None
     )
-    assert contenders.calls.count("a") == contenders.calls.count("b") == repeats * slices
+    assert contenders.calls.count("a") == contenders.calls.count("b") == repeats * (slices + 1)
     assert {name: len(found) for name, found in values.items()} == {"a": repeats, "b": repeats}
 
 
 def test_value_is_the_speed_over_all_slices_of_equal_work() -> None:
-    contenders = Contenders({"a": [1.0, 3.0, 2.0, 2.0]})
+    contenders = Contenders({"a": [9.0, 1.0, 3.0, 9.0, 2.0, 2.0]})
     (values,) = interleave(contenders.of("a"), repeats=2, slices=2, tell=lambda _: None).values()
     assert list(values) == pytest.approx([statistics.harmonic_mean([1.0, 3.0]), 2.0])
 

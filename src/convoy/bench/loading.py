@@ -7,13 +7,14 @@ cores that the training needs).
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from convoy.bench.report import Bar, Report, Row, interleave, median_ratio
+from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
 from convoy.data.augment import Augmentation
 from convoy.data.batches import Batches
 from convoy.data.images import ImageSet, make_image_set
@@ -29,10 +30,7 @@ def bench_loading(*, quick: bool, tell: Callable[[str], None]) -> Report:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        contenders = {"convoy": _ours(_images()), "DataLoader": _data_loader(_images())}
-        for run in contenders.values():
-            run()  # warm up
-        values = interleave(contenders, repeats=repeats, slices=3, tell=tell)
+        values = interleave(_contenders, repeats=repeats, slices=3, tell=tell)
     finally:
         torch.set_num_threads(threads)
     rows = tuple(Row("28x28, crop and mirror", n, "samples/s", v) for n, v in values.items())
@@ -43,6 +41,10 @@ def bench_loading(*, quick: bool, tell: Callable[[str], None]) -> Report:
         Bar("convoy / DataLoader", ratio, at_least=1.0),
     )
     return Report("loading", repeats, rows, bars)
+
+
+def _contenders(_: ExitStack) -> Contenders:
+    return {"convoy": _ours(_images()), "DataLoader": _data_loader(_images())}
 
 
 def _images() -> ImageSet:

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +92,11 @@ class Report:
         }
 
 
+Contenders = dict[str, Callable[[], float]]
+
+
 def interleave(
-    contenders: dict[str, Callable[[], float]],
+    make: Callable[[ExitStack], Contenders],
     *,
     repeats: int,
     slices: int,
@@ -101,24 +105,25 @@ def interleave(
     """Measure the speed of several systems in turn, so that a noisy moment strikes them alike.
 
     Args:
-        contenders: each does a short slice of work, the same amount every time, and returns
-            its speed.
-        repeats: how many values each contender gets.
-        slices: how many slices one value is made of. The contenders take turns in a fixed
-            order: whoever ran twice in a row would find its own data in the caches.
+        make: sets the contenders up, anew for each round, because where tensors happen to lie
+            in memory is worth some per cent. Each contender does a short slice of work, the
+            same amount every time, and returns its speed. The stack cleans up after them.
+        repeats: how many rounds there are; each gives every contender one value.
+        slices: how many slices a round is made of, after one to warm up. The contenders take
+            turns in a fixed order: whoever ran twice in a row would find its own data cached.
         tell: shows progress.
     """
-    values: dict[str, list[float]] = {name: [] for name in contenders}
+    values: dict[str, tuple[float, ...]] = {}
     for number in range(repeats):
-        speeds: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(slices):
-            for name, run in contenders.items():
-                speeds[name].append(run())
-        for name, found in speeds.items():
-            values[name].append(statistics.harmonic_mean(found))
+        with ExitStack() as stack:
+            contenders = make(stack)
+            speeds = [{name: run() for name, run in contenders.items()} for _ in range(slices + 1)]
+        for name in contenders:
+            speed = statistics.harmonic_mean([part[name] for part in speeds[1:]])
+            values[name] = (*values.get(name, ()), speed)
         shown = ", ".join(f"{name} {found[-1]:,.0f}" for name, found in values.items())
         tell(f"round {number + 1} of {repeats}: {shown}")
-    return {name: tuple(found) for name, found in values.items()}
+    return values
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

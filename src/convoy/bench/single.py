@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convoy.assembly import Given, make_job
-from convoy.bench.report import Bar, Report, Row, interleave, median_ratio
+from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
 from convoy.config import Config
 from convoy.data.images import ImageSet, make_image_set
 from convoy.data.load import wrap_data
@@ -47,8 +48,8 @@ class Task:
 
 
 TASKS = (
-    Task("lenet5", (1, 28, 28), batch=64, samples=3_200, slices=10),
-    Task("resnet20", (3, 32, 32), batch=128, samples=256, slices=6),
+    Task("lenet5", (1, 28, 28), batch=64, samples=3_200, slices=20),
+    Task("resnet20", (3, 32, 32), batch=128, samples=256, slices=8),
 )
 
 
@@ -57,20 +58,18 @@ def bench_single(*, quick: bool, tell: Callable[[str], None]) -> Report:
     repeats = 3 if quick else 5
     rows, bars = [], []
     for task in TASKS:
-        slices = task.slices // 2 if quick else task.slices
+        slices = task.slices * 2 // 5 if quick else task.slices
         tell(f"{task.model}, batch {task.batch}, samples per second:")
-        with TemporaryDirectory() as folder, ExitStack() as stack:
-            contenders = _contenders(task, Path(folder), stack)
-            for run in contenders.values():
-                run()  # warm up
-            values = interleave(contenders, repeats=repeats, slices=slices, tell=tell)
+        make = partial(_contenders, task)
+        values = interleave(make, repeats=repeats, slices=slices, tell=tell)
         rows += [Row(task.model, name, "samples/s", found) for name, found in values.items()]
         ratio = median_ratio(values["convoy"], values["bare PyTorch"])
         bars.append(Bar(f"{task.model}: convoy / bare PyTorch", ratio, at_least=AT_LEAST))
     return Report("single", repeats, tuple(rows), tuple(bars))
 
 
-def _contenders(task: Task, folder: Path, stack: ExitStack) -> dict[str, Callable[[], float]]:
+def _contenders(task: Task, stack: ExitStack) -> Contenders:
+    folder = Path(stack.enter_context(TemporaryDirectory()))
     count = task.samples
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, *task.shape), dtype=torch.uint8, generator=generator)
