@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from convoy.cli.options import Options, given_values
 from convoy.config import load_config
@@ -51,7 +50,7 @@ def train(
     if json:
         print(json_format.dumps(run.summary))
     elif not quiet:
-        print_summary(run, Console(highlight=False, soft_wrap=True), run.directory)
+        print_summary(run, Console(highlight=False), run.directory)
 
 
 def _run(options: dict[str, Any], resume: Path | None, *, quiet: bool) -> "Run":
@@ -67,13 +66,14 @@ def _run(options: dict[str, Any], resume: Path | None, *, quiet: bool) -> "Run":
 
 def print_summary(run: "Run", console: Console, shown_folder: Path) -> None:
     """Print how a run went and what it left, for a person."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("test accuracy", f"{run.accuracy:.2%} (best {run.best_accuracy:.2%})")
     summary = run.summary
-    table.add_row("speed", f"{summary['samples_per_s']:,.0f} samples/s over {run.config.device}")
-    table.add_row("time", f"{summary['seconds']:.1f} s for {summary['epochs']} epochs")
-    table.add_row("run", escape(str(shown_folder)))
+    rows = {
+        "test accuracy": f"{run.accuracy:.2%} (best {run.best_accuracy:.2%})",
+        "speed": f"{summary['samples_per_s']:,.0f} samples/s on {run.config.device}",
+        "time": f"{summary['seconds']:.1f} s for {summary['epochs']} epochs",
+        "run": str(shown_folder),
+    }
     if run.checkpoint is not None:
-        inside = run.checkpoint.relative_to(run.directory)
-        table.add_row("checkpoint", escape(str(shown_folder / inside)))
-    console.print(table)
+        rows["checkpoint"] = str(shown_folder / run.checkpoint.relative_to(run.directory))
+    for name, value in rows.items():  # no table: it would cut a long path short
+        console.print(f"{name:<15}{escape(value)}", soft_wrap=True)

@@ -70,7 +70,7 @@ class TerminalView:
         self._start = event
         self._console.print(
             f"[bold]{escape(event.model)}[/] ({event.parameters:,} weights) on "
-            f"[bold]{escape(event.data)}[/]: {event.train_samples:,} images to learn from, "
+            f"[bold]{escape(event.data)}[/]: {event.train_samples:,} images and "
             f"{event.test_samples:,} to test"
         )
         self._console.print(
