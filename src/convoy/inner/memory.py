@@ -8,7 +8,7 @@ _KEPT_AT_MOST = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to re-use freed memory; return whether this system could be told.
+    """Tell glibc to reuse freed memory; return whether this system could be told.
 
     By default every tensor above 128 KiB is mapped anew and zeroed page by page, at each step
     again. Keeping the pages made LeNet-5 15 to 20 % faster on two cores (docs/results.md).
