@@ -136,7 +136,9 @@ def test_header_and_rows_are_aligned() -> None:
 
 def test_start_row_and_end_are_told() -> None:
     seen = " ".join(show(ALL, terminal=False).split())
-    assert "lenet5 (14,728,266 weights) on fashion-mini: 1,281,167 images to learn from" in seen
+    assert (
+        "lenet5 (14,728,266 weights) on fashion-mini: 1,281,167 images and 50,000 to test" in seen
+    )
     assert "single, eager on cuda:0 (16 threads, bf16, channels_last); batch 1024" in seen
     assert "warning: left out an image:" in seen
     assert "finished: all 15 epochs are done" in seen

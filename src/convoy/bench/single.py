@@ -58,7 +58,7 @@ def bench_single(*, quick: bool, tell: Callable[[str], None]) -> Report:
     repeats = 3 if quick else 5
     rows, bars = [], []
     for task in TASKS:
-        slices = task.slices * 2 // 5 if quick else task.slices
+        slices = max(1, task.slices * 2 // 5) if quick else task.slices
         tell(f"{task.model}, batch {task.batch}, samples per second:")
         make = partial(_contenders, task)
         values = interleave(make, repeats=repeats, slices=slices, tell=tell)
