@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from convoy.data.images import ImageSet, make_image_set
+from convoy.monitor.events import Event
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,3 +76,17 @@ def make_stripes(count: int, *, side: int = 12, seed: int = 0) -> ImageSet:
     images[labels == 0, :, :half] += 64
     images[labels == 1, :, half:] += 64
     return make_image_set(images, labels, ["left", "right"], "stripes")
+
+
+class Recorder:
+    """A sink that keeps every event."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def receive(self, event: Event, when: float) -> None:
+        del when
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Keep what was received."""

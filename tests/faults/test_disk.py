@@ -10,11 +10,11 @@ from torch import nn
 
 from convoy import files
 from convoy.errors import StorageError
-from convoy.monitor.events import CheckpointEvent, Event, WarningEvent
+from convoy.monitor.events import CheckpointEvent, WarningEvent
 from convoy.storage import checkpoint as checkpoint_module
 from convoy.storage.checkpoint import load_newest
 from convoy.trainer import run_training
-from tests.conftest import make_stripes
+from tests.conftest import Recorder, make_stripes
 
 
 class FailingDisk:
@@ -32,20 +32,6 @@ class FailingDisk:
             write(path, kind, content)
 
         monkeypatch.setattr(checkpoint_module, "write_manifest", refuse)
-
-
-class Recorder:
-    """Keeps the events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def receive(self, event: Event, when: float) -> None:
-        del when
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
 
 
 OPTIONS = {"epochs": 4, "batch": 1000, "out": "run"}

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from convoy.config import Config
 from convoy.errors import ConvoyError
-from convoy.monitor.events import EvaluationEvent, Event, StepEvent
+from convoy.monitor.events import EvaluationEvent, StepEvent
 from convoy.randomness import epoch_order
 from convoy.run import Run
 from convoy.trainer import fit, run_training
-from tests.conftest import make_stripes
+from tests.conftest import Recorder, make_stripes
 
 
 def small_network() -> nn.Module:
@@ -115,20 +115,6 @@ def test_a_diverging_run_fails_with_advice_and_keeps_its_record() -> None:
         train(small_network(), lr=1e200, out="diverged", warmup_epochs=0.0)
     assert caught.value.exit_code == 1
     assert '"state": "failed"' in Path("diverged/summary.json").read_text()
-
-
-class Recorder:
-    """Keeps every event."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def receive(self, event: Event, when: float) -> None:
-        del when
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
 
 
 def test_events_tell_steps_and_epochs(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class TerminalView:
         self._console.print(f"[dim]{_HEADER}[/]")
         if self._console.is_terminal and not self._console.quiet:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), console=self._console
+                TextColumn("{task.description}"), BarColumn(bar_width=16), console=self._console
             )
             self._bar.add_task("", total=None)
             self._bar.start()
