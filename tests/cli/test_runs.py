@@ -120,3 +120,14 @@ def test_summary_written_by_someone_else_breaks_nothing(
     outcome = convoy("runs", *command)
     assert outcome.code == 0
     assert "a" in outcome.out
+
+
+def test_the_names_of_runs_are_never_cut_short(
+    convoy: Convoy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "20261116-124201-a-model-with-a-long-name-data"
+    with RunFolder(tmp_path / "runs" / name) as folder:
+        folder.create()
+        folder.write_config(Config())
+    assert name in convoy("runs", "list").out

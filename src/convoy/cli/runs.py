@@ -36,6 +36,8 @@ def list_(
         print(json_format.dumps({"runs": rows}))
         return
     table = Table("run", "state", "model", "data", "epochs", "accuracy", "seconds", box=None)
+    # A name that is cut short cannot be given to --resume.
+    table.columns[0].min_width = max((len(record.path.name) for record in records), default=0)
     for record in records:
         summary = record.summary
         table.add_row(
