@@ -11,7 +11,7 @@ def keep_freed_memory() -> bool:
     """Tell glibc to reuse freed memory; return whether this system could be told.
 
     By default every tensor above 128 KiB is mapped anew and zeroed page by page, at each step
-    again. Keeping the pages made LeNet-5 15 to 20 % faster on two cores (docs/results.md).
+    again. Keeping the pages made LeNet-5 11 to 25 % faster on two cores (docs/results.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # None: what this process has loaded
     if mallopt is None:
