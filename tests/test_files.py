@@ -148,3 +148,38 @@ def test_sync_of_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         sync_file(tmp_path / "none")
     with pytest.raises(FileNotFoundError):
         sync_folder(tmp_path / "none")
+
+
+def _fill(path: Path, text: str, *, replace: bool) -> None:
+    with new_folder(path, replace=replace) as folder:
+        (folder / "content").write_text(text)
+
+
+@pytest.mark.parametrize(("replace", "kept"), [(False, "old"), (True, "new")])
+def test_a_folder_that_is_there_stays_or_is_replaced_whole(
+    tmp_path: Path, replace: bool, kept: str
+) -> None:
+    _fill(tmp_path / "x", "old", replace=replace)
+    _fill(tmp_path / "x", "new", replace=replace)
+    assert (tmp_path / "x" / "content").read_text() == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_replacement_that_fails_is_told_and_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(tmp_path / "x", "old", replace=True)
+    rename = Path.rename
+    fired = []
+
+    def refuse(self: Path, target: Path) -> Path:
+        if target == tmp_path / "x" and "old-x" not in self.name:
+            fired.append(self)
+            raise OSError(39, "Directory not empty")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="not empty"):
+        _fill(tmp_path / "x", "new", replace=True)
+    assert len(fired) == 1
+    assert (tmp_path / "x" / "content").read_text() == "old"

@@ -92,9 +92,10 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             sync_file(file)
         sync_folder(partial)
         failpoint("folder.before-rename")
-        if replace and path.exists():
-            remove_folder(path)
-        _rename_unless_there(partial, path)
+        if replace:
+            _rename_over(partial, path)
+        else:
+            _rename_unless_there(partial, path)
         failpoint("folder.after-rename")
         sync_folder(path.parent)
     finally:
@@ -109,9 +110,28 @@ def _rename_unless_there(partial: Path, path: Path) -> None:
             raise
 
 
+def _rename_over(partial: Path, path: Path) -> None:
+    """Put a folder in another's place; only the moment between two renames has neither."""
+    if not path.exists():
+        partial.rename(path)
+        return
+    doomed = _doomed_name(path)
+    path.rename(doomed)
+    try:
+        partial.rename(path)
+    except OSError:
+        doomed.rename(path)
+        raise
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _doomed_name(path: Path) -> Path:
+    return _partial_name(path.with_name(f"old-{path.name}"))
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder so that, killed half-way, it is gone rather than torn."""
-    doomed = _partial_name(path.with_name(f"old-{path.name}"))
+    doomed = _doomed_name(path)
     path.rename(doomed)
     failpoint("folder.before-remove")
     shutil.rmtree(doomed, ignore_errors=True)

@@ -99,7 +99,6 @@ USAGE = [
     usage("runs show a folder", "runs show .", "holds no run of Convoy", "'.'"),
     usage("runs list nothing", "runs list none", "no such folder of runs", "'none'"),
     usage("runs list default", "runs list", "no such folder of runs", "'runs'"),
-    usage("bench without name", "bench", "NAME", "requires an argument"),
     usage("bench unknown", "bench sinlge", "unknown benchmark", "'sinlge'", "'single'?"),
     usage("resume nothing", "train --resume none", "holds no run of Convoy", "'none'"),
     usage("resume no run", "train --resume .", "holds no run of Convoy", "'.'"),

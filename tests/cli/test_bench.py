@@ -93,3 +93,20 @@ def test_picture_of_an_unknown_format_is_told(convoy: Convoy, asked: list[bool])
     assert outcome.code == 1
     assert "x.unknown could not be written" in outcome.err
     assert asked == [False]
+
+
+def test_without_matplotlib_nothing_is_measured_in_vain(
+    convoy: Convoy, asked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convoy.bench.plot.find_spec", lambda _: None)
+    outcome = convoy("bench", "single", "--png", "x.png")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "pictures need matplotlib" in outcome.err
+    assert asked == []
+
+
+def test_without_a_name_the_questions_are_listed(convoy: Convoy) -> None:
+    outcome = convoy("bench")
+    assert outcome.code == 0
+    assert "convoy bench single" in outcome.out
+    assert "convoy bench loading" in outcome.out

@@ -1,19 +1,25 @@
 """A benchmark's rows as a picture."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from convoy.bench.report import Report
 from convoy.errors import EnvironmentProblem, StorageError
 
 
+def check_can_plot() -> None:
+    """Refuse a picture that could not be drawn, before anything is measured for it."""
+    if find_spec("matplotlib") is None:
+        raise EnvironmentProblem(
+            "pictures need matplotlib",
+            hint="Run: pip install 'convoy-train[plot]', or in a clone: make setup-dev.",
+        )
+
+
 def write_plot(report: Report, path: Path) -> None:
     """Draw every row's median as a bar with its spread, a panel per task."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise EnvironmentProblem(
-            "pictures need matplotlib", hint="pip install 'convoy-train[plot]'"
-        ) from None
+    from matplotlib.figure import Figure
+
     tasks = list(dict.fromkeys(row.task for row in report.rows))
     figure = Figure(figsize=(8, 1 + 1.6 * len(tasks)), layout="constrained")
     panels = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]

@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 
 
 def bench(
-    name: str,
+    name: str | None = None,
     /,
     *,
     json: Annotated[bool, Parameter(negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
     png: Path | None = None,
 ) -> None:
-    """Measure one question; NAME is one of: single, loading.
+    """Measure one question beside its peers; without NAME, list the questions.
 
     Parameters
     ----------
     name:
-        single: our training loop on one node against a bare PyTorch loop;
-        loading: our batches of varied images against torch's DataLoader.
+        Which question to measure.
     json:
         Print one JSON object as the last line on standard output.
     quick:
@@ -38,9 +37,12 @@ def bench(
     """
     from convoy.bench.catalog import BENCHMARKS
 
+    if name is None:
+        _print_list(BENCHMARKS.describe())
+        return
     BENCHMARKS.check(name)
-    if png is not None and not png.absolute().parent.is_dir():
-        raise ConfigError("the picture's folder does not exist", got=str(png))
+    if png is not None:
+        _check_picture(png)
     console = Console(stderr=True, highlight=False)
     report = BENCHMARKS.get(name)(quick=quick, tell=console.print)
     if png is not None:
@@ -51,6 +53,21 @@ def bench(
         print(json_format.dumps(report.as_dict()))
     else:
         _print_tables(report)
+
+
+def _check_picture(path: Path) -> None:
+    from convoy.bench.plot import check_can_plot
+
+    if not path.absolute().parent.is_dir():
+        raise ConfigError("the picture's folder does not exist", got=str(path))
+    check_can_plot()
+
+
+def _print_list(descriptions: dict[str, str]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, description in descriptions.items():
+        table.add_row(f"convoy bench {name}", description)
+    Console(highlight=False).print(table)
 
 
 def _print_tables(report: "Report") -> None:
