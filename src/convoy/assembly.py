@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -19,9 +20,8 @@ from convoy.inner.schedule import make_schedule
 from convoy.models.zoo import adopt_model, build_model, check_model_name
 from convoy.monitor.events import EventStream
 from convoy.outer.job import Job
-from convoy.outer.stop import StopRequest
-from convoy.outer.strategy import STRATEGIES
-from convoy.storage.runfolder import RunFolder
+from convoy.outer.stop import Stop
+from convoy.outer.strategy import AUTO, STRATEGIES
 from convoy.tracking import Track
 
 IN_MEMORY = "(in memory)"  # what a config calls a model or data set handed over in Python
@@ -38,7 +38,8 @@ class Given:
 
 def check_choices(config: Config, given: Given) -> None:
     """Refuse names and devices that do not exist here, before any work is done."""
-    STRATEGIES.check(config.strategy)
+    if config.strategy != AUTO:
+        STRATEGIES.check(config.strategy)
     EXECUTORS.check(config.executor)
     choose_device(config.device)
     if given.model is None:
@@ -52,9 +53,9 @@ def check_choices(config: Config, given: Given) -> None:
 def make_job(
     config: Config,
     given: Given,
-    folder: RunFolder,
+    checkpoints: Path,
     events: EventStream,
-    stop: StopRequest,
+    stop: Stop,
     track: Track,
 ) -> Job:
     """Load the data, build the network, choose the arithmetic; nothing is trained yet."""
@@ -81,7 +82,7 @@ def make_job(
         schedule=make_schedule(config, math.ceil(len(data.train) / config.batch)),
         events=events,
         stop=stop,
-        checkpoints=folder.checkpoints,
+        checkpoints=checkpoints,
         identity={"model": config.model, "data": data.digest, "seed": config.seed},
     )
 

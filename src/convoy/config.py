@@ -1,7 +1,6 @@
 """The configuration of a run: one frozen record that the file, the flags and Python all fill.
 
-What every run has is flat, so that `--lr 0.1`, `lr = 0.1` in TOML and `fit(lr=0.1)` are the
-same words. A strategy with options of its own gets a table of its own.
+It is flat, so that `--lr 0.1`, `lr = 0.1` in TOML and `fit(lr=0.1)` are the same words.
 """
 
 import dataclasses
@@ -71,8 +70,89 @@ class Config:
     model: str = option(
         "lenet5", "A network by name, or MODULE:CALLABLE that returns an nn.Module.", group="Model"
     )
-    strategy: str = option("single", "How nodes work together.", group="Model")
     executor: str = option("eager", "How a node computes a step.", group="Model")
+
+    strategy: str = option(
+        "auto",
+        "How nodes work together (auto: lockstep, or single on one node).",
+        group="Nodes",
+        on_resume=True,
+    )
+    nodes: int = option(
+        0,
+        "Nodes to start on this machine (auto: as many as it is fastest with).",
+        group="Nodes",
+        at_least=0,
+        at_most=64,
+        words={"auto": 0},
+        on_resume=True,
+    )
+    devices: str | None = option(
+        None, "A device for each node: cuda:0,cpu,cpu.", group="Nodes", on_resume=True
+    )
+    speeds: tuple[float, ...] = option(
+        (),
+        "Emulate nodes of these speeds, as parts of a core: 0.8,0.6,0.4,0.2.",
+        group="Nodes",
+        on_resume=True,
+    )
+    speed_changes: str | None = option(
+        None,
+        "Change emulated speeds in mid-run: 1:0.2@30 gives node 1 speed 0.2 after 30 s.",
+        group="Nodes",
+        on_resume=True,
+    )
+    allocation: Literal["speed", "uniform", "fixed"] = option(
+        "speed", "Shares of a batch: by measured speed, all equal, or fixed.", group="Nodes"
+    )
+    shares: tuple[float, ...] = option(
+        (), "The proportions of fixed shares, one for each node.", group="Nodes"
+    )
+    min_share: int = option(
+        8,
+        "The smallest share of a batch that a node is given, if any.",
+        group="Nodes",
+        at_least=1,
+        at_most=4096,
+    )
+    min_nodes: int = option(
+        1,
+        "Wait while there are fewer nodes.",
+        group="Nodes",
+        at_least=1,
+        at_most=64,
+        on_resume=True,
+    )
+    wire: Literal["full", "bf16"] = option(
+        "full", "How gradients travel: as they are, or rounded to bf16.", group="Nodes"
+    )
+    overlap: bool = option(
+        True, "Send gradients while others are still computed.", group="Nodes", on_resume=True
+    )
+    restarts: int = option(
+        3,
+        "How often a node of this machine that died is started again.",
+        group="Nodes",
+        at_least=0,
+        at_most=1000,
+        on_resume=True,
+    )
+    node_timeout_s: float = option(
+        3.0,
+        "A node that gives no sign of life for so long is left behind.",
+        group="Nodes",
+        at_least=0.5,
+        at_most=3600,
+        on_resume=True,
+    )
+    quorum_timeout_s: float = option(
+        300.0,
+        "Give up after so long without enough nodes.",
+        group="Nodes",
+        at_least=1.0,
+        at_most=86400,
+        on_resume=True,
+    )
 
     epochs: int = option(
         15, "Passes over the training data.", group="Training", at_least=1, on_resume=True
@@ -196,6 +276,38 @@ def check_names(values: Mapping[str, object], source: str = "") -> None:
 
 def _check_laws(config: Config) -> None:
     """Check what must hold between fields."""
+    _check_training(config)
+    _check_nodes(config)
+
+
+def _check_nodes(config: Config) -> None:
+    counts = {
+        "nodes": config.nodes,
+        "speeds": len(config.speeds),
+        "devices": len(config.devices.split(",")) if config.devices else 0,
+        "shares": len(config.shares),
+    }
+    given = {name: count for name, count in counts.items() if count}
+    if len(set(given.values())) > 1:
+        told = ", ".join(f"{name}: {count}" for name, count in given.items())
+        raise ConfigError("these options disagree on the number of nodes", got=told)
+    if bool(config.shares) != (config.allocation == "fixed"):
+        raise ConfigError(
+            "'shares' and '--allocation fixed' belong together", got=config.allocation
+        )
+    if config.shares and not sum(config.shares):
+        raise ConfigError("'shares' must not all be 0", got=config.shares)
+    if config.speed_changes and not config.speeds:
+        raise ConfigError("'speed_changes' needs emulated nodes", hint="Give --speeds.")
+    if config.strategy == "single" and max(given.values(), default=1) > 1:
+        raise ConfigError(
+            "the strategy 'single' has one node",
+            got=max(given.values()),
+            hint="Give --strategy lockstep.",
+        )
+
+
+def _check_training(config: Config) -> None:
     if config.nesterov and config.momentum == 0:
         raise ConfigError(
             "'nesterov' needs momentum", got=0.0, hint="Give --no-nesterov, or a momentum above 0."

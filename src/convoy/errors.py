@@ -56,6 +56,12 @@ class EnvironmentProblem(ConvoyError):  # noqa: N818 - "EnvironmentError" is Pyt
     exit_code = 3
 
 
+class NotEnoughNodes(ConvoyError):  # noqa: N818 - it is an outcome, not a fault
+    """Too few nodes are left for a run to go on (exit code 4)."""
+
+    exit_code = 4
+
+
 class Interrupted(ConvoyError):  # noqa: N818 - it is an outcome, not a fault
     """The user asked to stop; everything is saved (exit code 130)."""
 

@@ -188,6 +188,11 @@ def _digest_of_values(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def digest_of_text(text: str) -> str:
+    """Return the digest of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
     with path.open("rb") as file:

@@ -11,7 +11,7 @@ import psutil
 def versions() -> dict[str, str]:
     """Return the versions that decide a result."""
     found = {"python": platform.python_version()}
-    for package in ("convoy-train", "torch", "numpy"):
+    for package in ("convoy-train", "torch", "numpy", "torchft"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

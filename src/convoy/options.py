@@ -24,6 +24,7 @@ def option(
     above: float | None = None,
     on_resume: bool = False,
     kept: bool = True,
+    words: Mapping[str, int] | None = None,
 ) -> T:
     """Declare an option.
 
@@ -36,6 +37,7 @@ def option(
         above: a bound that the value must exceed.
         on_resume: a resumed run may change it.
         kept: it belongs to the run, not to this one start of it, and is saved with the run.
+        words: names for some values of a number, such as "auto" for 0.
     """
     facts = {
         "help": help_text,
@@ -45,6 +47,7 @@ def option(
         "above": above,
         "on_resume": on_resume,
         "kept": kept,
+        "words": dict(words or {}),
     }
     # Typed as the value it holds once the record is made, as dataclasses.field itself is.
     return dataclasses.field(default=default, metadata=facts)
@@ -52,6 +55,8 @@ def option(
 
 def coerce(name: str, value: object, hint: Any, facts: Mapping[str, Any]) -> object:  # noqa: ANN401
     """Return a value in its declared type and range, or say what is wrong with it."""
+    if facts["words"] and isinstance(value, str):
+        value = _from_words(name, value, facts["words"])
     if get_origin(hint) in (Union, types.UnionType):
         if value is None:
             return None
@@ -61,6 +66,17 @@ def coerce(name: str, value: object, hint: Any, facts: Mapping[str, Any]) -> obj
     if get_origin(hint) is tuple:
         return _coerce_numbers(name, value)
     return _check_range(name, _coerce_scalar(name, value, hint), facts)
+
+
+def _from_words(name: str, value: str, words: Mapping[str, int]) -> int:
+    """Take a number by its name, or as the command line gives it."""
+    if value in words:
+        return words[value]
+    try:
+        return int(value)
+    except ValueError:
+        allowed = f"a whole number or {', '.join(words)}"
+        raise ConfigError(f"'{name}' must be a number", got=value, allowed=allowed) from None
 
 
 def _coerce_choice(name: str, value: object, choices: tuple[str, ...]) -> str:

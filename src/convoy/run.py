@@ -85,4 +85,5 @@ def summarise(job: Job, folder: RunFolder, state: str, reason: str) -> dict[str,
         "versions": versions(),
         "machine": machine(),
         "history": [asdict(record) for record in progress.history],
+        **(job.describe_nodes() if job.describe_nodes is not None else {}),
     }

@@ -13,10 +13,12 @@ from convoy.data.images import TrainTest
 from convoy.data.load import wrap_data
 from convoy.data.sources.user import as_image_set
 from convoy.errors import CheckpointError, ConfigError, ConvoyError, Interrupted
+from convoy.launch.choose import choose_crew, planned_nodes, threads_per_node
 from convoy.models.blocks import count_parameters
 from convoy.monitor.events import EndEvent, EventStream, Sink, StartEvent, WarningEvent
 from convoy.monitor.journal import Journal
 from convoy.monitor.terminal import TerminalView, make_console, make_track
+from convoy.outer.crew import Crew, Serving
 from convoy.outer.job import Job
 from convoy.outer.stop import StopRequest
 from convoy.outer.strategy import STRATEGIES
@@ -94,6 +96,7 @@ def run_training(
     given: Given | None = None,
     sinks: Sequence[Sink] = (),
     track: Track = untracked,
+    serving: Serving | None = None,
 ) -> Run:
     """Train in a new run folder, or go on in one from its newest whole checkpoint.
 
@@ -103,20 +106,21 @@ def run_training(
         given: model and data handed over as objects.
         sinks: receive the run's events, beside its own `events.jsonl`.
         track: shows progress while data is read.
+        serving: lets nodes of other machines join.
     """
     given = given or Given()
     if resume is None:
         config = Config(**options)
         check_choices(config, given)
         with new_run_folder(config) as folder:
-            return _run(config, folder, given, sinks, track, found=None)
+            return _run(config, folder, given, sinks, track, None, serving)
     if options.get("out") is not None:
         raise ConfigError("a resumed run stays in its folder", got=options["out"])
     with RunFolder(resume) as folder:
         config = changed_on_resume(folder.open(), options)
         check_choices(config, given)
         found = load_newest(folder.checkpoints)
-        return _run(config, folder, given, sinks, track, found)
+        return _run(config, folder, given, sinks, track, found, serving)
 
 
 def _wrap(train: object, test: object, track: Track) -> TrainTest:
@@ -132,16 +136,22 @@ def _run(
     sinks: Sequence[Sink],
     track: Track,
     found: Found | None,
+    serving: Serving | None,
 ) -> Run:
     events = EventStream([Journal(folder.events), *sinks])
+    nodes = planned_nodes(config)
+    node_config = config.replaced(
+        {"threads": threads_per_node(config, nodes) if nodes > 1 else config.threads}
+    )
     try:
         with StopRequest() as stop:
-            job = make_job(config, given, folder, events, stop, track)
+            job = make_job(node_config, given, folder.checkpoints, events, stop, track)
             if found is not None:
                 _restore(job, found)
-            folder.write_config(job.config)
-            _announce(job, found)
-            return _train(job, folder)
+            crew = choose_crew(job, given, config, folder.ledger, serving)
+            folder.write_config(job.config.replaced({"threads": config.threads}))
+            _announce(job, crew, found)
+            return _train(job, crew, folder)
     finally:
         events.close()
 
@@ -158,7 +168,7 @@ def _restore(job: Job, found: Found) -> None:
         )
 
 
-def _announce(job: Job, found: Found | None) -> None:
+def _announce(job: Job, crew: Crew, found: Found | None) -> None:
     config = job.config
     for problem in job.data.skipped:
         job.events.emit(WarningEvent(reason=f"left out an image: {problem}"))
@@ -176,16 +186,17 @@ def _announce(job: Job, found: Found | None) -> None:
             device=config.device,
             precision=config.precision,
             memory_format=config.memory_format,
-            threads=torch.get_num_threads(),
+            threads=crew.threads if len(crew.devices) > 1 else torch.get_num_threads(),
+            nodes=len(crew.devices),
             from_step=job.progress.updates,
             reason="a new run" if found is None else f"goes on from {found.path.name}",
         )
     )
 
 
-def _train(job: Job, folder: RunFolder) -> Run:
+def _train(job: Job, crew: Crew, folder: RunFolder) -> Run:
     try:
-        reason = STRATEGIES.get(job.config.strategy)(job)
+        reason = STRATEGIES.get(job.config.strategy)(job, crew)
         job.require_saved()
     except ConvoyError as error:
         state = "interrupted" if isinstance(error, Interrupted) else "failed"

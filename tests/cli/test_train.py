@@ -12,6 +12,7 @@ import pytest
 from convoy.config import Config
 from convoy.outer.job import Job
 from convoy.outer.single import train_epoch
+from convoy.outer.stop import StopRequest
 from convoy.storage.checkpoint import load_newest
 from tests.conftest import Outcome, make_stripes
 
@@ -194,6 +195,7 @@ def test_run_interrupted_after_the_last_step_is_finished_once_it_is_resumed(
 ) -> None:
     def train_and_ask_to_stop(job: Job) -> None:
         train_epoch(job)
+        assert isinstance(job.stop, StopRequest)
         job.stop.requested = True
 
     with monkeypatch.context() as patch:

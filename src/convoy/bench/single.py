@@ -100,7 +100,7 @@ def _make_job(task: Task, part: ImageSet, out: Path, augment: str, stack: ExitSt
     events = EventStream([Journal(folder.events)])
     stack.callback(events.close)
     given = Given(data=wrap_data(part, part))
-    return make_job(config, given, folder, events, StopRequest(), untracked)
+    return make_job(config, given, folder.checkpoints, events, StopRequest(), untracked)
 
 
 def _our_loop(job: Job) -> Callable[[], float]:

@@ -11,7 +11,9 @@ from convoy.config import FIELDS, HINTS
 
 _GROUPS = {
     name: Group(name, sort_key=number)
-    for number, name in enumerate(("Data", "Model", "Training", "Machine", "Output"), start=1)
+    for number, name in enumerate(
+        ("Data", "Model", "Nodes", "Training", "Machine", "Output"), start=1
+    )
 }
 
 
@@ -22,8 +24,10 @@ def _optional(name: str) -> Any:  # noqa: ANN401 - a type made at run time
         hint = str  # "60,80"; the config splits it
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
-    default = field.default
-    shown = "" if default in (None, ()) else str(default)
+    default, words = field.default, field.metadata["words"]
+    if words:
+        hint = str  # "4" or "auto"; the config turns it into a number
+    shown = "" if default in (None, ()) else _shown(default, words)
     parameter = Parameter(
         help=field.metadata["help"],
         group=_GROUPS[field.metadata["group"]],
@@ -33,6 +37,10 @@ def _optional(name: str) -> Any:  # noqa: ANN401 - a type made at run time
         converter=_whole_number if hint is int else None,
     )
     return Annotated[hint | None, parameter]
+
+
+def _shown(default: object, words: dict[str, int]) -> str:
+    return next((word for word, value in words.items() if value == default), str(default))
 
 
 def _whole_number(kind: type, tokens: Sequence[Token]) -> int:

@@ -64,10 +64,11 @@ class Batches:
         """Return one pass over the images in a seeded order, each varied in its own way."""
         return Epoch(self, number, seed, augmentation)
 
-    def in_order(self, size: int) -> Iterator[Batch]:
-        """Yield all samples as they are, in order, for evaluation."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
+    def in_order(self, size: int, first: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """Yield samples as they are, in order, for evaluation: all, or those of a stretch."""
+        stop = len(self) if stop is None else stop
+        for start in range(first, stop, size):
+            part = slice(start, min(start + size, stop))
             yield Batch(self.normalise(self._images[part]), self._labels[part])
 
     def pixels(self, indices: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ def measure(
     model: nn.Module,
     in_shape: tuple[int, int, int],
     size: int,
+    budget_s: float = _BUDGET_S,
 ) -> float:
     """Return how many samples per second a copy of a network trains with."""
     replica = arithmetic.place(copy.deepcopy(model))
@@ -81,7 +82,7 @@ def measure(
     batch = _blank_batch(arithmetic, in_shape, size)
     _step(executor, batch)
     steps, started = 0, time.perf_counter()
-    while steps < 20 and time.perf_counter() - started < _BUDGET_S:
+    while steps < 20 and time.perf_counter() - started < budget_s:
         _step(executor, batch)
         steps += 1
     return steps * size / (time.perf_counter() - started)

@@ -32,6 +32,7 @@ class StartEvent(Event):
     precision: str
     memory_format: str
     threads: int
+    nodes: int = 1
     from_step: int
     reason: str
 
@@ -74,6 +75,90 @@ class CheckpointEvent(Event):
     path: str
     step: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinEvent(Event):
+    """A node is there and wants to take part."""
+
+    kind: ClassVar[str] = "join"
+    node: int
+    name: str
+    pid: int
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveEvent(Event):
+    """A node is gone, or stands aside; `fault` where it did not mean to."""
+
+    kind: ClassVar[str] = "leave"
+    node: int
+    fault: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupEvent(Event):
+    """The nodes that train together from here on, and how long training stood still for it."""
+
+    kind: ClassVar[str] = "group"
+    quorum: int
+    step: int
+    nodes: list[int]
+    pause_s: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesEvent(Event):
+    """Nodes were given other shares of a batch."""
+
+    kind: ClassVar[str] = "shares"
+    step: int
+    nodes: list[int]
+    shares: list[int]
+    speeds: list[float]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesEvent(Event):
+    """How the nodes of a group did since the last such event.
+
+    Attributes:
+        samples: samples each node trained.
+        busy_s: seconds each node spent on its own work.
+        waiting_s: seconds each node waited for the others and for the exchange.
+        exchange_s: what the exchange costs a step, besides waiting for others.
+    """
+
+    kind: ClassVar[str] = "nodes"
+    step: int
+    nodes: list[int]
+    speeds: list[float]
+    shares: list[int]
+    samples: list[int]
+    busy_s: list[float]
+    waiting_s: list[float]
+    exchange_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEvent(Event):
+    """Committed updates, for the ledger; each as [step, epoch, start, stop, quorum, shares]."""
+
+    kind: ClassVar[str] = "ledger"
+    updates: list[list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteEvent(Event):
+    """Something worth knowing."""
+
+    kind: ClassVar[str] = "note"
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +206,18 @@ class EventStream:
         """Close every sink."""
         for sink in self._sinks:
             sink.close()
+
+
+KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
+
+
+def from_record(record: dict[str, Any]) -> Event:
+    """Read what `as_record` wrote; a record of another form is refused with a ValueError."""
+    values = {key: value for key, value in record.items() if key not in ("event", "time")}
+    try:
+        return KINDS[record["event"]](**values)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no event: {error}") from None
 
 
 def as_record(event: Event, when: float) -> dict[str, Any]:

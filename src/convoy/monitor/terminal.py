@@ -14,6 +14,12 @@ from convoy.monitor.events import (
     EndEvent,
     EvaluationEvent,
     Event,
+    GroupEvent,
+    JoinEvent,
+    LeaveEvent,
+    NodesEvent,
+    NoteEvent,
+    SharesEvent,
     StartEvent,
     StepEvent,
     WarningEvent,
@@ -55,10 +61,35 @@ class TerminalView:
             case EndEvent():
                 self.close()
                 self._console.print(f"[bold]{event.state}[/]: {escape(event.reason)}")
-            case CheckpointEvent():
-                pass  # every epoch has one; the summary names the last
+            case CheckpointEvent() | NodesEvent() | SharesEvent():
+                pass  # many; the table at the end sums them up
+            case _:
+                self._show_nodes(event)
+
+    def _show_nodes(self, event: Event) -> None:
+        """Show who comes and goes."""
+        match event:
+            case NoteEvent():
+                self._console.print(escape(event.text))
+            case JoinEvent():
+                self._console.print(
+                    f"{escape(event.name)} on {event.device}: {escape(event.reason)}"
+                )
+            case LeaveEvent():
+                colour = "yellow" if event.fault else "default"
+                self._console.print(f"[{colour}]{escape(event.reason)}[/]")
+            case GroupEvent():
+                self._show_group(event)
             case _:
                 self._console.print(escape(str(event)))
+
+    def _show_group(self, event: GroupEvent) -> None:
+        names = ", ".join(str(number + 1) for number in event.nodes)
+        plural = "s" if len(event.nodes) > 1 else ""
+        self._console.print(
+            f"node{plural} {names} train from step {event.step} "
+            f"[dim](after {event.pause_s:.2f} s: {escape(event.reason)})[/]"
+        )
 
     def close(self) -> None:
         """Take the bar away."""

@@ -45,6 +45,11 @@ class Progress:
     history: list[EpochRecord] = field(default_factory=list)
 
     @property
+    def position(self) -> int:
+        """Return a number that every update and every finished epoch raises by one."""
+        return self.updates + self.epoch
+
+    @property
     def samples_per_s(self) -> float:
         """Return the speed of the whole run's steps."""
         return self.samples / self.train_seconds if self.train_seconds else 0.0

@@ -4,11 +4,20 @@ import os
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from convoy.errors import Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop(Protocol):
+    """Says whether training should come to an end after the current step."""
+
+    @property
+    def requested(self) -> bool:
+        """Tell whether someone asked to stop."""
+        ...
 
 
 class StopRequest:

@@ -2,19 +2,28 @@
 
 from typing import Protocol
 
+from convoy.outer.crew import Crew
 from convoy.outer.job import Job
 from convoy.registry import Entry, Registry
+
+AUTO = "auto"  # lockstep where there are several nodes, single where there is one
 
 
 class Strategy(Protocol):
     """Trains a job to its end."""
 
-    def __call__(self, job: Job) -> str:
+    def __call__(self, job: Job, crew: Crew) -> str:
         """Train, and return in words why it ended."""
         ...
 
 
 STRATEGIES: Registry[Strategy] = Registry(
     "strategy",
-    {"single": Entry("convoy.outer.single:train_single", "one node trains the whole batch")},
+    {
+        "single": Entry("convoy.outer.single:train_single", "one node trains the whole batch"),
+        "lockstep": Entry(
+            "convoy.launch.lead:lead_lockstep",
+            "each node trains a share of every batch, in proportion to its speed",
+        ),
+    },
 )

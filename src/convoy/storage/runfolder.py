@@ -3,6 +3,7 @@
 runs/20261116-101500-lenet5-fashion-mini/
     config.toml      the effective configuration: `convoy train config.toml` runs it again
     events.jsonl     what happened, line by line
+    ledger.jsonl     which samples were trained in which update, where there are several nodes
     summary.json     how it ended
     checkpoints/     see convoy.storage.checkpoint
 """
@@ -46,6 +47,11 @@ class RunFolder:
     def events(self) -> Path:
         """Return the file of events."""
         return self.path / "events.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """Return the file of committed updates, where several nodes make them."""
+        return self.path / "ledger.jsonl"
 
     @property
     def summary(self) -> Path:

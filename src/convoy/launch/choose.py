@@ -1,0 +1,127 @@
+"""Who takes part on this machine: as asked for, or as many nodes as it is fastest with.
+
+PyTorch's own threads waste much of a machine on small networks, so that several nodes of few
+threads can be faster than one of many; but they must be started and exchange gradients.
+"""
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from convoy.assembly import Given
+from convoy.config import Config
+from convoy.inner.probe import measure
+from convoy.outer.crew import Crew, Serving
+from convoy.outer.job import Job
+from convoy.outer.strategy import AUTO
+
+_START_S = 6.0  # what it takes to start nodes: a run must be longer to gain by them
+_SHARING = 0.85  # of the sum of their speeds is left when nodes work side by side
+_WORTH_IT = 1.15  # what several nodes must promise, for the promise comes from a short probe
+_SHORT_RUN_S = 20.0  # nothing is measured for a run that one node finishes so soon
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """So many nodes of so many threads, and the samples per second they promise."""
+
+    nodes: int
+    threads: int
+    samples_per_s: float
+
+
+def planned_nodes(config: Config) -> int:
+    """Return how many nodes were asked for; 0 leaves it open."""
+    devices = len(config.devices.split(",")) if config.devices else 0
+    return config.nodes or len(config.speeds) or devices
+
+
+def threads_per_node(config: Config, nodes: int) -> int:
+    """Return how many CPU threads each of some nodes gets."""
+    return config.threads or max(1, (os.cpu_count() or 1) // max(nodes, 1))
+
+
+def choose_crew(
+    job: Job, given: Given, requested: Config, ledger: Path, serving: Serving | None
+) -> Crew:
+    """Decide who takes part; `job.config` says it afterwards too."""
+    nodes = planned_nodes(requested) or _nodes_by_probe(job, requested, serving)
+    devices = _devices(job, requested, nodes)
+    strategy = requested.strategy
+    if strategy == AUTO:
+        strategy = "lockstep" if nodes > 1 or serving is not None else "single"
+    job.config = job.config.replaced({"strategy": strategy, "nodes": nodes})
+    return Crew(
+        devices=devices,
+        threads=threads_per_node(requested, nodes),
+        ledger=ledger,
+        serving=serving or Serving(token=secrets.token_hex(32)),
+        requested=requested,
+        model=given.model,
+        data=given.data,
+        expect=max(nodes, requested.min_nodes),
+    )
+
+
+def _devices(job: Job, requested: Config, nodes: int) -> tuple[str, ...]:
+    if requested.devices:
+        return tuple(name.strip() for name in requested.devices.split(","))
+    if job.train.device.type == "cuda" and requested.device == "auto":
+        count = torch.cuda.device_count()
+        return tuple(f"cuda:{slot % count}" for slot in range(nodes))
+    return (job.config.device,) * nodes
+
+
+def _nodes_by_probe(job: Job, requested: Config, serving: Serving | None) -> int:
+    if requested.strategy == "single":
+        return 1
+    if job.train.device.type == "cuda":
+        return max(1, torch.cuda.device_count()) if requested.device == "auto" else 1
+    cores = requested.threads or os.cpu_count() or 1
+    left = (job.config.epochs - job.progress.epoch) * len(job.train)
+    if cores == 1 or (serving is None and left / _rate(job, cores, 1) < _SHORT_RUN_S):
+        return 1
+    return choose_layout(_layouts(job, cores), left).nodes
+
+
+def choose_layout(layouts: list[Layout], samples: int) -> Layout:
+    """Return the layout that is done first; several nodes must clearly gain.
+
+    >>> one, two = Layout(1, 2, 100.0), Layout(2, 1, 150.0)
+    >>> choose_layout([one, two], 100_000).nodes, choose_layout([one, two], 1_000).nodes
+    (2, 1)
+    """
+    one = next(layout for layout in layouts if layout.nodes == 1)
+    best = min(layouts, key=lambda layout: _seconds(layout, samples))
+    return best if _seconds(one, samples) > _seconds(best, samples) * _WORTH_IT else one
+
+
+def _seconds(layout: Layout, samples: int) -> float:
+    start_s = _START_S if layout.nodes > 1 else 0.0
+    return start_s + samples / layout.samples_per_s
+
+
+def _layouts(job: Job, cores: int) -> list[Layout]:
+    counts = sorted({1, cores, max(1, cores // 2), max(1, cores // 4)})
+    fitting = [n for n in counts if n == 1 or job.config.batch // n >= job.config.min_share]
+    layouts = []
+    for nodes in fitting:
+        rate = _rate(job, cores // nodes, nodes)
+        layouts.append(Layout(nodes, cores // nodes, rate * (nodes * _SHARING if nodes > 1 else 1)))
+    return layouts
+
+
+def _rate(job: Job, threads: int, nodes: int) -> float:
+    """Measure the samples per second of one node with its part of a batch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        size = max(1, job.config.batch // nodes)
+        shape = job.data.train.shape_CHW
+        budget_s = 0.05 if nodes == 1 else 0.3
+        return measure(job.config, job.executor.arithmetic, job.model, shape, size, budget_s)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,545 @@
+"""The lead of a run: lets nodes in, passes on what they report, writes what they deposit.
+
+The lead does not train, and training does not ask it: nodes agree among themselves. It is the
+one place that people talk to, and the one that keeps what must last: events, checkpoints and
+the ledger. One thread does all of it, from one queue.
+"""
+
+import json
+import queue
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import IO, Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from convoy.config import Config
+from convoy.errors import ConvoyError, Interrupted, NotEnoughNodes
+from convoy.launch import wire_pb2 as wire
+from convoy.launch.lab import Lab, parse_speed_changes
+from convoy.launch.local import LocalNodes
+from convoy.launch.node import Order, model_digest
+from convoy.launch.roster import NodeRecord, Roster, summarise_nodes
+from convoy.launch.service import Connection, Deposited, LeadServer, Said
+from convoy.machine import versions
+from convoy.monitor.events import (
+    Event,
+    GroupEvent,
+    JoinEvent,
+    LeaveEvent,
+    LedgerEvent,
+    NodesEvent,
+    NoteEvent,
+    SharesEvent,
+    WarningEvent,
+    from_record,
+)
+from convoy.outer.allocation.plan import is_worth_calling
+from convoy.outer.crew import Crew
+from convoy.outer.job import Job
+from convoy.outer.lockstep import rules_of
+from convoy.outer.membership import start_lighthouse
+from convoy.outer.progress import Progress
+from convoy.outer.state import pack, unpack
+
+_TICK_S = 0.05
+_START_PATIENCE_S = 120.0  # for a node of this machine to import, load data and measure itself
+_CALL_AGAIN_S = 5.0
+_END_GRACE_S = 3.0
+_STATE_SLACK = 64 << 20  # a deposit may be so much longer than weights and momentum
+
+
+def lead_lockstep(job: Job, crew: Crew) -> str:
+    """Lead a lockstep run to its end; return in words why it ended."""
+    with ExitStack() as stack:
+        return Lead(job, crew, stack).run()
+
+
+class Lead:
+    """Leads one run."""
+
+    def __init__(self, job: Job, crew: Crew, stack: ExitStack) -> None:
+        self._job = job
+        self._crew = crew
+        self._host = crew.serving.host
+        self._model_digest = model_digest(job.model)
+        self._roster = Roster()
+        job.describe_nodes = lambda: summarise_nodes(self._roster, job.config.batch)
+        self._state = pack(job.snapshot())
+        self._scribe: NodeRecord | None = None
+        self._quorum = -1
+        self._formed = False  # the first group was called together
+        self._stopping = False
+        self._outcome: str | None = None
+        self._enough_at = time.monotonic()
+        self._told_paused = False
+        self._called_at = 0.0
+        self._ledger = stack.enter_context(_Ledger(crew))
+        self._inbox: queue.SimpleQueue[Said | Deposited] = queue.SimpleQueue()
+        self._lighthouse = self._start_lighthouse(stack)
+        self._store = self._start_store()
+        self._server = LeadServer(
+            crew.serving, self._inbox, lambda: self._state, len(self._state) * 2 + _STATE_SLACK
+        )
+        stack.callback(self._server.close)
+        self._lab = self._start_lab(stack)
+        self._local = self._start_local(stack)
+
+    # ------------------------------------------------------------ what a run needs
+
+    def _start_lighthouse(self, stack: ExitStack) -> str:
+        server = start_lighthouse(self._host, self._job.config.min_nodes)
+        stack.callback(server.shutdown)
+        return f"http://{self._host}:{server.address().rsplit(':', 1)[1]}"
+
+    def _start_store(self) -> str:
+        # A socket of our own, because the store would listen on every interface.
+        listener = socket.create_server((self._host, 0))
+        port = listener.getsockname()[1]
+        self._store_server = TCPStore(
+            self._host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=30),
+            master_listen_fd=listener.detach(),
+        )
+        return f"{self._host}:{port}"
+
+    def _start_lab(self, stack: ExitStack) -> Lab | None:
+        config = self._job.config
+        if not config.speeds:
+            return None
+        changes = parse_speed_changes(config.speed_changes) if config.speed_changes else ()
+        return stack.enter_context(Lab(config.speeds, changes=changes))
+
+    def _start_local(self, stack: ExitStack) -> LocalNodes:
+        crew = self._crew
+        orders = [
+            Order(
+                lead="",
+                token="",
+                name=f"node {slot + 1}",
+                slot=slot,
+                device=device,
+                threads=crew.threads,
+                model=crew.model,
+                data=crew.data,
+            )
+            for slot, device in enumerate(crew.devices)
+        ]
+        nodes = LocalNodes(orders, self._job.config.restarts)
+        stack.callback(nodes.end, 0.0)
+        nodes.start(f"{self._host}:{self._server.port}", crew.serving.token)
+        return nodes
+
+    @property
+    def address(self) -> str:
+        """Return where nodes can join."""
+        return f"{self._host}:{self._server.port}"
+
+    @property
+    def mechanism(self) -> str | None:
+        """Return how the lab holds nodes to their speeds, if it does."""
+        return self._lab.mechanism if self._lab is not None else None
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> str:
+        """Lead until training is over."""
+        self._announce()
+        while self._outcome is None:
+            self._take_one()
+            self._watch_processes()
+            self._watch_silence()
+            self._watch_stop()
+            self._watch_numbers()
+            self._watch_start()
+            self._call_spares()
+        return self._finish()
+
+    def _announce(self) -> None:
+        if self._lab is not None:
+            self._tell(f"emulating {len(self._lab.speeds)} nodes by {self._lab.mechanism}")
+        if self._crew.serving.open_to_others:
+            self._tell(f"nodes can join at {self.address}")
+
+    def _tell(self, text: str) -> None:
+        self._job.events.emit(NoteEvent(text=text))
+
+    def _take_one(self) -> None:
+        try:
+            item = self._inbox.get(timeout=_TICK_S)
+        except queue.Empty:
+            return
+        if isinstance(item, Deposited):
+            self._take_deposit(item)
+        elif item.message is None:
+            self._lose(self._roster.by_connection(item.connection), "its connection is gone")
+        else:
+            self._hear(item.connection, item.message)
+
+    def _hear(self, connection: Connection, message: wire.FromNode) -> None:
+        kind = message.WhichOneof("content")
+        if kind == "hello":
+            self._welcome(connection, message.hello)
+            return
+        node = self._roster.by_connection(connection)
+        if node is None or node.state == "gone":
+            return
+        node.heard_at = time.monotonic()
+        if node.state == "silent":
+            self._greet_back(node)
+        handlers: dict[str, Callable[[NodeRecord, Any], None]] = {
+            "prepared": self._admit,
+            "ready": self._note_ready,
+            "alive": self._note_alive,
+            "event": self._take_event,
+            "aside": self._note_aside,
+            "failure": self._note_failure,
+            "leaving": self._see_off,
+            "done": self._note_done,
+        }
+        handlers[kind](node, getattr(message, kind))
+
+    # ------------------------------------------------------------ nodes come
+
+    def _welcome(self, connection: Connection, hello: wire.Hello) -> None:
+        if hello.version != versions()["convoy-train"]:
+            reason = f"it runs Convoy {hello.version}, the lead {versions()['convoy-train']}"
+            self._refuse(connection, hello.name, reason)
+            return
+        number = self._roster.next_number(hello.slot, hello.name)
+        node = NodeRecord(
+            number=number,
+            identity=f"{number:04d}-{secrets.token_hex(4)}",
+            name=hello.name,
+            slot=hello.slot,
+            pid=hello.pid,
+            connection=connection,
+            heard_at=time.monotonic(),
+        )
+        self._roster.add(node)
+        welcome = wire.Welcome(
+            number=number,
+            identity=node.identity,
+            config=json.dumps(self._config_for(node).as_dict()),
+            lighthouse=self._lighthouse,
+            store=self._store,
+            address=connection.host,
+            has_state=True,
+        )
+        connection.tell(welcome=welcome)
+
+    def _config_for(self, node: NodeRecord) -> Config:
+        """Return a node's config: like nodes compute alike, others choose their arithmetic."""
+        config, requested = self._job.config, self._crew.requested
+        alike = len({device.split(":")[0] for device in self._crew.devices}) == 1
+        if node.slot >= 0 and alike:
+            return config
+        return config.replaced(
+            {"precision": requested.precision, "memory_format": requested.memory_format}
+        )
+
+    def _refuse(self, connection: Connection, name: str, reason: str) -> None:
+        self._job.events.emit(WarningEvent(reason=f"refused {name}: {reason}"))
+        connection.refuse(reason)
+
+    def _admit(self, node: NodeRecord, prepared: wire.Prepared) -> None:
+        assert node.connection is not None
+        wrong = []
+        if prepared.data != self._job.data.digest:
+            wrong.append("its data is not the run's data")
+        if prepared.model != self._model_digest:
+            wrong.append("its model is not the run's model")
+        if wrong:
+            node.state = "gone"
+            self._refuse(node.connection, node.name, "; ".join(wrong))
+            return
+        node.device = prepared.device.split(" ")[0]
+        if self._lab is not None and 0 <= node.slot < len(self._lab.speeds):
+            self._lab.place(node.slot, node.pid)
+        node.connection.tell(admitted=wire.Nothing())
+
+    def _note_alive(self, node: NodeRecord, alive: wire.Alive) -> None:
+        node.speed = alive.speed or node.speed
+
+    def _note_ready(self, node: NodeRecord, ready: wire.Ready) -> None:
+        node.state, node.speed = "ready", ready.speed
+        self._job.events.emit(
+            JoinEvent(
+                node=node.number,
+                name=node.name,
+                pid=node.pid,
+                device=node.device,
+                reason=f"{ready.speed:,.0f} samples/s in a probe",
+            )
+        )
+        if self._formed:
+            self._call_together()
+
+    def _watch_start(self) -> None:
+        """Call the first group together once everybody who is expected is there."""
+        if self._formed or self._outcome is not None:
+            return
+        ready = self._roster.in_state("ready")
+        waited = time.monotonic() - self._enough_at
+        if len(ready) >= self._crew.expect or (ready and waited > _START_PATIENCE_S):
+            self._formed = True
+            if self._lab is not None:
+                self._lab.start_clock()
+            self._call_together()
+
+    def _call_together(self) -> None:
+        for node in self._roster.in_state("ready", "training"):
+            if node.connection is not None:
+                node.connection.tell(form=wire.Nothing())
+
+    # ------------------------------------------------------------ nodes go
+
+    def _lose(self, node: NodeRecord | None, reason: str) -> None:
+        """Note that a node is gone, and tell those who may be waiting for it."""
+        if node is None or node.state == "gone":
+            return
+        was_training = node.state in ("training", "ready", "silent")
+        node.state, node.why = "gone", reason
+        node.connection = None
+        node.faults += 1
+        self._job.events.emit(
+            LeaveEvent(node=node.number, fault=True, reason=f"{node.label} is lost: {reason}")
+        )
+        if was_training:
+            self._break_up_groups_of(node)
+
+    def _break_up_groups_of(self, node: NodeRecord) -> None:
+        for other in self._roster.in_state("training", "ready"):
+            if other.connection is not None:
+                other.connection.tell(lost=node.identity)
+
+    def _see_off(self, node: NodeRecord, leaving: wire.Leaving) -> None:
+        node.state, node.why = "gone", leaving.reason
+        node.connection = None
+        reason = f"{node.label} left: {leaving.reason}"
+        self._job.events.emit(LeaveEvent(node=node.number, fault=False, reason=reason))
+
+    def _note_aside(self, node: NodeRecord, aside: wire.Aside) -> None:
+        first = node.state != "aside"
+        node.state, node.speed, node.why = "aside", aside.speed, aside.reason
+        node.share = 0
+        if first:
+            reason = f"{node.label} stands aside: {aside.reason}"
+            self._job.events.emit(LeaveEvent(node=node.number, fault=False, reason=reason))
+
+    def _note_done(self, node: NodeRecord, done: wire.Done) -> None:
+        """All nodes end together; the word of the one that reports is the run's."""
+        if node is self._scribe:
+            self._outcome = done.reason
+        else:
+            node.state, node.connection = "gone", None
+
+    def _note_failure(self, node: NodeRecord, failure: wire.Failure) -> None:
+        """Take in why a node cannot go on; end the run if no other could either."""
+        node.why = failure.reason
+        if failure.fatal and (node.slot >= 0 or node.state == "training"):
+            raise _failure(failure.reason, failure.exit_code)
+        self._lose(node, failure.reason)
+
+    def _watch_processes(self) -> None:
+        """Start nodes of this machine again that ended without being asked to."""
+        for slot, how in self._local.collect_dead().items():
+            node = self._roster.by_slot(slot)
+            if node is not None and node.state != "gone":
+                self._lose(node, how)
+            if self._outcome is not None or self._stopping or (node and not node.faults):
+                continue
+            if not self._local.plan_restart(slot):
+                self._job.events.emit(
+                    WarningEvent(reason=f"node {slot + 1} is not started again ({how})")
+                )
+        self._local.start_due()
+
+    def _watch_silence(self) -> None:
+        """Leave nodes behind that give no sign of life, although their connections stand."""
+        limit = time.monotonic() - self._job.config.node_timeout_s
+        for node in self._roster.in_state("training", "ready", "aside"):
+            if node.heard_at < limit:
+                node.state = "silent"
+                node.faults += 1
+                reason = f"{node.label} gives no sign of life"
+                self._job.events.emit(LeaveEvent(node=node.number, fault=True, reason=reason))
+                self._break_up_groups_of(node)
+
+    def _greet_back(self, node: NodeRecord) -> None:
+        node.state = "ready"
+        self._job.events.emit(
+            JoinEvent(
+                node=node.number,
+                name=node.name,
+                pid=node.pid,
+                device=node.device,
+                reason="gives signs of life again",
+            )
+        )
+        self._call_together()
+
+    def _watch_stop(self) -> None:
+        if self._job.stop.requested and not self._stopping:
+            self._stopping = True
+            if not self._formed:
+                raise Interrupted("stopped before the first step; nothing was trained")
+            for node in self._roster.in_state("training", "ready"):
+                if node.connection is not None:
+                    node.connection.tell(stop=wire.Nothing())
+
+    def _watch_numbers(self) -> None:
+        """Give up where there are not enough nodes for too long."""
+        config = self._job.config
+        here = [node for node in self._roster.records if node.is_here]
+        if len(here) >= config.min_nodes and here:
+            self._enough_at = time.monotonic() if self._formed else self._enough_at
+            self._told_paused = False
+            return
+        if not self._local.any_left and not self._crew.serving.open_to_others:
+            why = "; ".join(r.why for r in self._roster.latest() if r.why)
+            raise NotEnoughNodes(f"no node is left: {why}", hint=self._resume_hint())
+        if self._formed and not self._told_paused:
+            self._told_paused = True
+            reason = f"paused: {len(here)} of at least {config.min_nodes} nodes are here"
+            self._job.events.emit(WarningEvent(reason=reason))
+        if time.monotonic() - self._enough_at > config.quorum_timeout_s:
+            raise NotEnoughNodes(
+                "there were not enough nodes for too long",
+                got=len(here),
+                allowed=f"at least {config.min_nodes}",
+                hint=self._resume_hint(),
+            )
+
+    def _resume_hint(self) -> str | None:
+        saved = self._job.last_saved
+        return f"Go on with --resume {saved.parents[1]}." if saved is not None else None
+
+    # ------------------------------------------------------------ spares
+
+    def _call_spares(self) -> None:
+        """Call back nodes that stood aside where they would now be worth it."""
+        now = time.monotonic()
+        spares = self._roster.in_state("aside")
+        if not spares or now - self._called_at < _CALL_AGAIN_S or not self._formed:
+            return
+        self._called_at = now
+        speeds = [node.speed for node in self._roster.in_state("training") if node.speed > 0]
+        rules = rules_of(self._job.config)
+        for node in sorted(spares, key=lambda spare: -spare.speed):
+            worth = not speeds or is_worth_calling(
+                node.speed, speeds, rules, self._roster.exchange_s
+            )
+            if worth and node.connection is not None:
+                node.state = "ready"
+                speeds.append(node.speed)
+                reason = f"{node.label} is called back: it would now make steps shorter"
+                self._tell(reason)
+                self._call_together()
+
+    # ------------------------------------------------------------ what nodes report
+
+    def _take_event(self, node: NodeRecord, text: str) -> None:
+        event = from_record(json.loads(text))
+        if isinstance(event, GroupEvent) and event.quorum > self._quorum:
+            self._note_group(node, event)
+        if node is not self._scribe:
+            return  # a group that has been overtaken
+        if isinstance(event, LedgerEvent):
+            self._ledger.write(event.updates)
+            return
+        self._note_numbers(event)
+        self._job.events.emit(event)
+
+    def _note_group(self, node: NodeRecord, event: GroupEvent) -> None:
+        self._scribe, self._quorum = node, event.quorum
+        for number in event.nodes:
+            member = self._roster.by_number(number)
+            if member is not None and member.state == "ready":
+                member.state = "training"
+        if self._roster.in_state("ready"):
+            self._call_together()  # someone came too late for this group
+
+    def _note_numbers(self, event: Event) -> None:
+        if isinstance(event, NodesEvent):
+            self._roster.exchange_s = event.exchange_s or self._roster.exchange_s
+            for j, number in enumerate(event.nodes):
+                record = self._roster.by_number(number)
+                if record is not None:
+                    record.speed, record.share = event.speeds[j], event.shares[j]
+                    record.samples += event.samples[j]
+                    record.busy_s += event.busy_s[j]
+                    record.waiting_s += event.waiting_s[j]
+        elif isinstance(event, SharesEvent):
+            for number, share in zip(event.nodes, event.shares, strict=True):
+                record = self._roster.by_number(number)
+                if record is not None:
+                    record.share = share
+
+    def _take_deposit(self, deposited: Deposited) -> None:
+        problem = ""
+        try:
+            checkpoint = unpack(deposited.block)
+            self._job.keep(checkpoint, deposited.reason)
+            self._job.progress = Progress.from_dict(checkpoint.progress)
+            self._state = deposited.block
+        except ConvoyError as error:
+            problem = str(error)
+            self._job.events.emit(WarningEvent(reason=problem))
+        deposited.receipt.set_result(problem)
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> str:
+        """Let the nodes go, and take over what they trained."""
+        assert self._outcome is not None
+        for node in self._roster.records:
+            if node.connection is not None:
+                node.connection.close()
+        self._local.end(_END_GRACE_S)
+        self._job.take_over(unpack(self._state), "the last checkpoint")
+        if self._outcome == "interrupted":
+            self._job.require_saved()
+            raise Interrupted(f"stopped at step {self._job.progress.updates}; all is saved")
+        return self._outcome
+
+
+def _failure(reason: str, exit_code: int) -> ConvoyError:
+    error = ConvoyError(reason)
+    error.exit_code = exit_code
+    return error
+
+
+class _Ledger:
+    """The file of committed updates, one line each."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._path = crew.ledger
+        self._file: IO[str] | None = None
+        self._known: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Ledger":
+        self._file = self._path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, updates: list[list[Any]]) -> None:
+        """Append updates, leaving out those that a new scribe tells once more."""
+        assert self._file is not None
+        for update in updates:
+            if self._known.get(update[0]) != update:
+                self._known[update[0]] = update
+                self._file.write(json.dumps(update) + "\n")
+        for step in sorted(self._known)[:-4096]:
+            del self._known[step]
+        self._file.flush()

@@ -1,0 +1,204 @@
+"""The process of a node: joins a lead, trains its share, leaves when all is done."""
+
+import copy
+import ctypes
+import json
+import os
+import signal
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from convoy.assembly import Given, make_job
+from convoy.config import Config
+from convoy.data.images import TrainTest
+from convoy.errors import ConvoyError
+from convoy.files import digest_of_text
+from convoy.inner.probe import measure
+from convoy.launch import wire_pb2 as wire
+from convoy.launch.link import LeadLostError, Link, RefusedError
+from convoy.launch.links import enter_namespace
+from convoy.monitor.events import EventStream
+from convoy.outer.job import Job
+from convoy.outer.lockstep import Left, Lockstep, StandAside
+from convoy.outer.membership import Group
+from convoy.outer.state import unpack
+from convoy.tracking import untracked
+
+_PROBE_S = 0.4
+_PROBE_AGAIN_S = 30.0  # how often a node that stands aside measures itself
+_EXCHANGE_AT_MOST_S = 600.0  # a last resort: the lead breaks a group up long before
+_PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What a node must know before it can ask its lead for the rest.
+
+    Attributes:
+        lead: "host:port".
+        token: what the lead wants to hear.
+        name: for people.
+        slot: which of the lead's own nodes this is; -1 for one from elsewhere.
+        device, threads: what to compute with.
+        given: a model and data handed over as objects.
+        namespace: the network namespace to live in, in the lab.
+    """
+
+    lead: str
+    token: str
+    name: str
+    slot: int = -1
+    device: str = "auto"
+    threads: int = 0
+    model: nn.Module | None = None
+    data: TrainTest | None = None
+    namespace: str | None = None
+
+
+def run_local_node(order: Order) -> None:
+    """Be one of the lead's own nodes: ends with the lead, and leaves signals to it."""
+    ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the lead decides
+    if order.namespace is not None:
+        enter_namespace(order.namespace)
+    try:
+        run_node(order)
+    except LeadLostError:
+        os._exit(0)  # the run is over, or its lead is dead: there is nobody to tell
+    except ConvoyError as error:
+        os._exit(error.exit_code)
+    # Threads of gRPC, torchft and gloo may be waiting for peers that are gone.
+    os._exit(0)
+
+
+def run_node(order: Order) -> str:
+    """Take part in a run until it is over; return why it is.
+
+    Raises:
+        RefusedError: the lead will not have us.
+        LeadLostError: the lead is gone.
+    """
+    link = Link(order.lead, order.token)
+    try:
+        welcome = link.join(order.name, order.slot)
+        signal_leave(link)
+        job = _prepare(order, welcome, link)
+        return _take_part(job, welcome, link)
+    except (LeadLostError, RefusedError):
+        raise
+    except Left as left:
+        link.leave(str(left))
+        return str(left)
+    except ConvoyError as error:
+        link.fail(str(error), error.exit_code, fatal=True)
+        raise
+    except Exception as error:
+        link.fail(_describe(error), 1, fatal=False)
+        raise ConvoyError(f"this node failed: {_describe(error)}") from error
+    finally:
+        link.close()
+
+
+def signal_leave(link: Link) -> None:
+    """Leave after the current step when asked to terminate."""
+
+    def note(number: int, frame: object) -> None:
+        del number, frame
+        link.leaving = True
+
+    signal.signal(signal.SIGTERM, note)
+
+
+def _prepare(order: Order, welcome: wire.Welcome, link: Link) -> Job:
+    config = Config(**json.loads(welcome.config))
+    chosen = {"device": order.device, "threads": order.threads}
+    events = EventStream([link])
+    job = make_job(
+        config.replaced(chosen),
+        # Torch hands a module over as shared memory: all nodes would train the same weights.
+        Given(copy.deepcopy(order.model), order.data),
+        Path(os.devnull),
+        events,
+        link,
+        untracked,
+    )
+    if welcome.has_state:
+        job.take_over(unpack(link.fetch_state()), "the lead's state")
+    link.prepared(job.data.digest, model_digest(job.model), device_name(job))
+    return job
+
+
+def _take_part(job: Job, welcome: wire.Welcome, link: Link) -> str:
+    """Train, stand aside, come back, until the run is over."""
+    group = _make_group(job, welcome)
+    link.group = group
+    speed = probe(job)
+    group.show_up()
+    link.ready(speed)
+    while True:
+        lockstep = Lockstep(job, group, link, number=welcome.number, speed=speed)
+        try:
+            reason = lockstep.train()
+            link.done(reason)
+            return reason
+        except StandAside as aside:
+            speed = _wait_aside(job, link, str(aside), speed)
+        finally:
+            group.leave()
+
+
+def _make_group(job: Job, welcome: wire.Welcome) -> Group:
+    return Group(
+        identity=welcome.identity,
+        number=welcome.number,
+        device=device_name(job),
+        layout=job.executor.arithmetic.layout,
+        address=welcome.address,
+        lighthouse=welcome.lighthouse,
+        store=welcome.store,
+        timeout_s=_EXCHANGE_AT_MOST_S,
+    )
+
+
+def _wait_aside(job: Job, link: Link, reason: str, speed: float) -> float:
+    """Wait to be called; measure anew now and then, for speeds change."""
+    link.set_scribe(False)
+    link.stand_aside(reason, speed)
+    while not link.wait_for_call(_PROBE_AGAIN_S):
+        if link.leaving:
+            raise Left("asked to leave")
+        speed = probe(job)
+        link.stand_aside(reason, speed)
+    return speed
+
+
+def probe(job: Job) -> float:
+    """Measure how many samples per second this node trains, on a copy of its network."""
+    config = job.config
+    size = max(config.min_share, min(config.batch // 4, 64))
+    return measure(
+        config, job.executor.arithmetic, job.model, job.data.train.shape_CHW, size, _PROBE_S
+    )
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return a digest of a network's structure: its tensors' names, shapes and order."""
+    lines = [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
+    return digest_of_text("\n".join(lines))
+
+
+def device_name(job: Job) -> str:
+    """Return what a node computes on; a GPU's own name tells it from any other."""
+    device = job.executor.arithmetic.device
+    if device.type != "cuda":
+        return device.type
+    return f"{device} {torch.cuda.get_device_properties(device).uuid}"
+
+
+def _describe(error: BaseException) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"

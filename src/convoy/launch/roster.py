@@ -1,0 +1,148 @@
+"""The lead's list of nodes: who is there, in what state, and what each has done."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from convoy.launch.service import Connection
+
+State = Literal["joining", "ready", "training", "aside", "silent", "gone"]
+
+
+@dataclass(eq=False)
+class NodeRecord:
+    """One node of a run, as its lead knows it.
+
+    Attributes:
+        number: in the run, from 0; people see it from 1.
+        identity: unique for each start of the node's process.
+        slot: which of the lead's own nodes it is; -1: one from elsewhere.
+        speed: samples per second.
+        share: of the last batch.
+        samples, busy_s, waiting_s: over the whole run.
+        faults: how often it was lost.
+    """
+
+    number: int
+    identity: str
+    name: str
+    slot: int
+    pid: int
+    connection: Connection | None
+    heard_at: float
+    state: State = "joining"
+    device: str = ""
+    speed: float = 0.0
+    share: int = 0
+    samples: int = 0
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
+    faults: int = 0
+    why: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return what people call it."""
+        return f"node {self.number + 1}"
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether it is connected and takes or could take part."""
+        return self.state not in ("gone", "silent")
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the run's summary says of it."""
+        total = self.busy_s + self.waiting_s
+        return {
+            "node": self.number + 1,
+            "name": self.name,
+            "device": self.device,
+            "state": self.state,
+            "speed": round(self.speed, 1),
+            "samples": self.samples,
+            "waiting": round(self.waiting_s / total, 4) if total else 0.0,
+            "faults": self.faults,
+            "reason": self.why,
+        }
+
+
+@dataclass(eq=False)
+class Roster:
+    """All nodes that were ever part of a run."""
+
+    records: list[NodeRecord] = field(default_factory=list)
+    exchange_s: float = 0.0
+
+    def add(self, record: NodeRecord) -> None:
+        """Take in a node."""
+        self.records.append(record)
+
+    def by_connection(self, connection: Connection) -> NodeRecord | None:
+        """Return the node that speaks by a connection."""
+        return next((r for r in self.records if r.connection is connection), None)
+
+    def by_slot(self, slot: int) -> NodeRecord | None:
+        """Return the node that last held one of the lead's own slots."""
+        return next((r for r in reversed(self.records) if r.slot == slot), None)
+
+    def by_number(self, number: int) -> NodeRecord | None:
+        """Return the node that last had a number."""
+        return next((r for r in reversed(self.records) if r.number == number), None)
+
+    def in_state(self, *states: State) -> list[NodeRecord]:
+        """Return the nodes in some states."""
+        return [record for record in self.records if record.state in states]
+
+    def next_number(self, slot: int, name: str) -> int:
+        """Return the number of a node that joins: its old one, if it was here before."""
+        taken = {r.number for r in self.records if r.state != "gone"}
+        for record in reversed(self.records):
+            same = record.slot == slot if slot >= 0 else record.name == name
+            if same and record.number not in taken:
+                return record.number
+        if slot >= 0 and slot not in taken:
+            return slot
+        return max([r.number for r in self.records], default=-1) + 1
+
+    def latest(self) -> list[NodeRecord]:
+        """Return one record for each number, with the sums of all its starts."""
+        merged: dict[int, NodeRecord] = {}
+        for record in self.records:
+            before = merged.get(record.number)
+            copy = NodeRecord(**{k: getattr(record, k) for k in record.__dataclass_fields__})
+            if before is not None:
+                for name in ("samples", "busy_s", "waiting_s", "faults"):
+                    setattr(copy, name, getattr(copy, name) + getattr(before, name))
+                copy.speed = copy.speed or before.speed
+            merged[record.number] = copy
+        return [merged[number] for number in sorted(merged)]
+
+
+def summarise_nodes(roster: Roster, batch: int) -> dict[str, Any]:
+    """Return what the run's summary says of its nodes."""
+    records = roster.latest()
+    total = sum(record.samples for record in records) or 1
+    busy = sum(record.busy_s for record in records)
+    waiting = sum(record.waiting_s for record in records)
+    working = [record for record in records if record.samples]
+    return {
+        "nodes": len(records),
+        "shares": [round(record.samples / total, 4) for record in records],
+        "speeds": [round(record.speed, 1) for record in records],
+        "idle_fraction": round(waiting / (busy + waiting), 4) if busy + waiting else 0.0,
+        "faults": sum(record.faults for record in records),
+        "exchange_s": round(roster.exchange_s, 5),
+        "equal_shares_slowdown": equal_shares_slowdown([r.speed for r in working], batch),
+        "node_table": [record.summary() for record in records],
+    }
+
+
+def equal_shares_slowdown(speeds: list[float], batch: int) -> float | None:
+    """Return how much longer a step would take if all shares were equal.
+
+    >>> equal_shares_slowdown([80, 60, 40, 20], 256)
+    2.5
+    """
+    if not speeds or min(speeds) <= 0:
+        return None
+    equal_s = batch / len(speeds) / min(speeds)
+    return round(equal_s / (batch / sum(speeds)), 3)

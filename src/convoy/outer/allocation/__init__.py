@@ -1,0 +1,1 @@
+"""Who gets how much of a batch: pure functions of measured speeds."""

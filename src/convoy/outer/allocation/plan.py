@@ -1,0 +1,145 @@
+"""The plan for the next steps: every node's share, and who had better stay out.
+
+A step lasts as long as its slowest node is busy, and the exchange on top:
+
+    T(shares) = max_j share_j / speed_j + exchange
+
+Shares in proportion to speed make all nodes finish together. A node stays out where the step
+would be shorter without it, because its smallest share takes too long or because the exchange
+costs more than the node brings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from convoy.outer.allocation.shares import apportion
+
+Policy = Literal["speed", "uniform", "fixed"]
+
+_WORTH_CHANGING = 1.03  # shares stay as they are unless a step becomes 3 % shorter
+_WORTH_LEAVING = 1.03  # a node goes only where a step becomes 3 % shorter without it
+WORTH_CALLING = 1.05  # a node that stood aside comes back only where a step becomes 5 % shorter
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A node that costs more than it brings, and why, in words."""
+
+    node: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Shares of a whole batch in the order of the nodes, and those that had better stay out.
+
+    Attributes:
+        shares: samples of a batch for each node; a node that is left out has 0.
+        step_s: how long a step is expected to last.
+        left_out: the nodes that cost more than they bring.
+    """
+
+    shares: tuple[int, ...]
+    step_s: float
+    left_out: tuple[LeftOut, ...] = ()
+
+    def shares_of(self, total: int, min_share: int) -> tuple[int, ...]:
+        """Return the shares of a batch, which may be the epoch's last and smaller than others."""
+        return (
+            self.shares if total == sum(self.shares) else apportion(self.shares, total, min_share)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a plan must keep to.
+
+    Attributes:
+        batch: samples of a step.
+        min_share: the smallest share that is not 0.
+        policy: shares by measured speed, all equal, or in fixed proportions.
+        proportions: the fixed proportions, one for each node.
+    """
+
+    batch: int
+    min_share: int = 8
+    policy: Policy = "speed"
+    proportions: tuple[float, ...] = ()
+
+
+def make_plan(
+    speeds: Sequence[float],
+    rules: Rules,
+    *,
+    exchange_s: float = 0.0,
+    current: Plan | None = None,
+) -> Plan:
+    """Return the plan for nodes of these speeds (samples per second).
+
+    The current plan is kept unless a new one is clearly better, so that noise in the measured
+    speeds does not make the shares flutter.
+    """
+    if rules.policy != "speed":
+        weights = rules.proportions if rules.policy == "fixed" else [1.0] * len(speeds)
+        shares = apportion(weights, rules.batch, min(rules.min_share, 1))
+        return Plan(shares, step_time(shares, speeds, exchange_s))
+    best = _best_plan(speeds, rules, exchange_s)
+    if current is None or best.left_out:
+        return best
+    as_now = step_time(current.shares, speeds, exchange_s)
+    if as_now <= best.step_s * _WORTH_CHANGING:
+        return Plan(current.shares, as_now)
+    return best
+
+
+def step_time(shares: Sequence[int], speeds: Sequence[float], exchange_s: float) -> float:
+    """Predict how long a step lasts."""
+    busy = [share / speed for share, speed in zip(shares, speeds, strict=True) if share]
+    return max(busy, default=0.0) + (exchange_s if len(busy) > 1 else 0.0)
+
+
+def is_worth_calling(
+    spare: float, speeds: Sequence[float], rules: Rules, exchange_s: float
+) -> bool:
+    """Tell whether a node that stands aside would make the others' steps clearly shorter."""
+    if rules.policy != "speed":
+        return True
+    alone = _best_plan(speeds, rules, exchange_s)
+    together = _best_plan([*speeds, spare], rules, exchange_s)
+    takes_part = together.shares[-1] > 0
+    return takes_part and alone.step_s >= together.step_s * WORTH_CALLING
+
+
+def _best_plan(speeds: Sequence[float], rules: Rules, exchange_s: float) -> Plan:
+    order = sorted(range(len(speeds)), key=lambda i: (-speeds[i], i))
+    everyone = _plan_for(order, speeds, rules, exchange_s)
+    fewer = [_plan_for(order[:k], speeds, rules, exchange_s) for k in range(1, len(order))]
+    best = min([everyone, *fewer], key=lambda plan: plan.step_s)
+    if everyone.step_s <= best.step_s * _WORTH_LEAVING:
+        return everyone
+    out = tuple(
+        LeftOut(i, _why(i, speeds, rules, everyone, best))
+        for i, share in enumerate(best.shares)
+        if share == 0
+    )
+    return Plan(best.shares, best.step_s, out)
+
+
+def _plan_for(
+    chosen: Sequence[int], speeds: Sequence[float], rules: Rules, exchange_s: float
+) -> Plan:
+    weights = [speed if i in chosen else 0.0 for i, speed in enumerate(speeds)]
+    shares = apportion(weights, rules.batch, rules.min_share)
+    return Plan(shares, step_time(shares, speeds, exchange_s))
+
+
+def _why(node: int, speeds: Sequence[float], rules: Rules, everyone: Plan, best: Plan) -> str:
+    smallest_s = rules.min_share / speeds[node]
+    if smallest_s > best.step_s:
+        cause = f"its smallest share of {rules.min_share} samples takes {smallest_s:.3g} s"
+    else:
+        cause = "exchanging gradients with it costs more than it brings"
+    return (
+        f"{cause}: a step takes {best.step_s:.3g} s without it and {everyone.step_s:.3g} s with it"
+    )

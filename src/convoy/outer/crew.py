@@ -1,0 +1,51 @@
+"""Who is to take part in a run: the nodes of this machine, and whether others may join."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from convoy.config import Config
+from convoy.data.images import TrainTest
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How the lead can be reached.
+
+    Attributes:
+        host: the address to listen on; others than loopback need a trusted network.
+        port: the port to listen on; 0 takes a free one.
+        token: what a node must know to join.
+        open_to_others: nodes from elsewhere may join.
+    """
+
+    token: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    open_to_others: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """The nodes that a lead starts, and what it hands to them.
+
+    Attributes:
+        devices: one for each node of this machine.
+        threads: CPU threads of each.
+        model, data: handed over as objects instead of by name.
+        serving: how the lead is reached; None where it is alone.
+        ledger: the file that committed updates are written to.
+        requested: the config before this machine chose its arithmetic; nodes with another
+            device choose theirs.
+        expect: how many nodes to wait for before the first step.
+    """
+
+    devices: tuple[str, ...]
+    threads: int
+    ledger: Path
+    serving: Serving
+    requested: Config
+    model: nn.Module | None = None
+    data: TrainTest | None = None
+    expect: int = 1

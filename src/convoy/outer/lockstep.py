@@ -1,0 +1,592 @@
+"""The strategy `lockstep`: every node trains a share of each batch, in proportion to its speed.
+
+A step on n nodes:
+
+    node j takes its stretch of the batch      share_j samples, sum = batch
+    gradients of (sum of losses / batch)       they add up to the gradient of one machine
+    one all-reduce                             gradients, count, loss, correct, flags, times
+    the same update everywhere                 weights stay equal without being exchanged
+    the same new shares everywhere             from the same reduced times, by a pure function
+
+A node that dies breaks the all-reduce. Whoever had not finished it forms a new group and does
+the same batch again; whoever had finished is one step ahead and hands its state to the others.
+"""
+
+import time
+from collections import deque
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from convoy.config import Config
+from convoy.data.batches import Epoch
+from convoy.errors import ConvoyError
+from convoy.inner.executor import Sums
+from convoy.monitor.events import GroupEvent, LedgerEvent, NodesEvent, SharesEvent
+from convoy.outer.allocation.plan import Rules, make_plan
+from convoy.outer.allocation.shares import apportion
+from convoy.outer.allocation.speeds import SpeedBook
+from convoy.outer.job import Job
+from convoy.outer.ledger import Update
+from convoy.outer.membership import Formation, Group, GroupLostError
+from convoy.outer.meter import Meter
+from convoy.outer.reduction import Reduction
+from convoy.outer.single import (
+    close_epoch,
+    evaluate_part,
+    first_step_seed,
+    is_checkpoint_step,
+    reason_to_end,
+    train_epoch,
+)
+from convoy.outer.state import as_tensor, pack, unpack
+from convoy.randomness import fold, seed_torch
+from convoy.storage.checkpoint import Checkpoint
+
+_ASK_FOR_S = 5.0  # at a time, so that a lead that is gone is noticed while we wait for others
+_LEDGER_KEPT = 512  # updates a node remembers, in case it has to report for one that died
+_COUNT, _LOSS, _CORRECT, _REGROUP, _STOP, _TIMES = range(6)  # places in the reduced numbers
+
+
+class StandAside(ConvoyError):  # noqa: N818 - it is a decision, not a fault
+    """This node costs more than it brings; the others go on without it."""
+
+
+class Left(ConvoyError):  # noqa: N818 - it is an outcome, not a fault
+    """This node was asked to leave and has left; the others go on."""
+
+
+class LeadLink(Protocol):
+    """What a node needs of the lead of its run."""
+
+    wants_regroup: bool
+    """Somebody waits to join; set by the lead, cleared when a group forms."""
+
+    wants_stop: bool
+    """The run is to be saved and left."""
+
+    leaving: bool
+    """This node alone is to leave."""
+
+    def check(self) -> None:
+        """Raise if the lead is gone."""
+        ...
+
+    def set_scribe(self, is_scribe: bool) -> None:
+        """Say whether this node's events are the run's."""
+        ...
+
+    def describe(self, speed: float, step: int) -> None:
+        """Tell how fast this node is and how far."""
+        ...
+
+    def deposit(self, checkpoint: Checkpoint, reason: str) -> None:
+        """Have a checkpoint written."""
+        ...
+
+
+class Lockstep:
+    """One node's part in a lockstep run."""
+
+    def __init__(
+        self, job: Job, group: Group, lead: LeadLink, *, number: int, speed: float
+    ) -> None:
+        self._job = job
+        self._group = group
+        self._lead = lead
+        self._number = number
+        self._speed = speed
+        self._rules = rules_of(job.config)
+        self._formation: Formation | None = None
+        self._updates: deque[Update] = deque(maxlen=_LEDGER_KEPT)
+        self._reported = 0  # updates before this step are known to the lead
+        self._reduction: Reduction | None = None
+        self._buffers = [b for b in job.model.buffers() if b.is_floating_point()]
+        self._first_seed = first_step_seed(job.config.seed)
+        self._alone_from: int | None = None  # updates from here on were done alone, unnoted
+        job.deposit = self._deposit
+
+    def train(self) -> str:
+        """Train until the job is done; return the reason it is, in words."""
+        self._regroup("the run starts")
+        config = self._job.config
+        while self._job.progress.epoch < config.epochs:
+            if not self._train_epoch():
+                self._finish_interrupted()
+                return "interrupted"
+            reason = self._finish_epoch()
+            if reason is not None:
+                return reason
+        return f"all {config.epochs} epochs are done"
+
+    # ---------------------------------------------------------------- groups
+
+    @property
+    def formation(self) -> Formation:
+        """Return the group this node is in."""
+        assert self._formation is not None
+        return self._formation
+
+    @property
+    def _is_scribe(self) -> bool:
+        return self.formation.rank == self.formation.source
+
+    def _regroup(self, why: str) -> None:
+        """Form a group with whoever is there, and bring all of it to the same state."""
+        started = time.perf_counter()
+        if self._formation is not None:
+            self._flush()
+        while True:
+            self._lead.check()
+            self._lead.wants_regroup = False
+            try:
+                position = self._job.progress.position
+                self._formation = self._group.form(position, self._speed, _ASK_FOR_S)
+                self._share_state()
+                break
+            except (GroupLostError, TimeoutError):
+                continue  # someone else was lost, or is not there yet: ask again
+        self._lead.set_scribe(self._is_scribe)
+        self._begin_group()
+        self._emit_group(why, time.perf_counter() - started)
+        self._step_aside_if_told()
+
+    def _share_state(self) -> None:
+        """Give the furthest member's state to those that are behind."""
+        formation = self.formation
+        if formation.rank == formation.source and formation.behind:
+            block = as_tensor(pack(self._job.snapshot()))
+            for rank in formation.behind:
+                self._group.send(torch.tensor([len(block)]), rank)
+                self._group.send(block, rank)
+        elif formation.rank in formation.behind:
+            length = torch.zeros(1, dtype=torch.int64)
+            self._group.receive(length, formation.source)
+            block = torch.empty(int(length), dtype=torch.uint8)
+            self._group.receive(block, formation.source)
+            self._job.take_over(unpack(block.numpy().tobytes()), "the state of a peer")
+
+    def _begin_group(self) -> None:
+        members = self.formation.members
+        self._book = SpeedBook([member.speed for member in members])
+        self._plan = make_plan(self._book.speeds, self._group_rules())
+        self._tally = _Tally(len(members))
+        self._waited = 0.0
+        if self._reduction is not None:
+            self._reduction.close()
+            self._reduction = None
+        if len(members) == 1:
+            return
+        config = self._job.config
+        self._reduction = Reduction(
+            self._job.model,
+            extras=_TIMES + 2 * len(members),
+            wire=torch.bfloat16 if config.wire == "bf16" else None,
+            on_gpu=self.formation.backend == "nccl",
+            overlap=config.overlap,
+            same_layout=self.formation.same_layout,
+        )
+        self._reduction.watch()
+
+    def _group_rules(self) -> Rules:
+        """Return the rules with the fixed proportions of those nodes that are here."""
+        if self._rules.policy != "fixed":
+            return self._rules
+        known = self._rules.proportions
+        numbers = [member.number for member in self.formation.members]
+        weights = tuple(known[n] if n < len(known) else min(known) for n in numbers)
+        return Rules(self._rules.batch, self._rules.min_share, "fixed", weights)
+
+    def _emit_group(self, why: str, pause_s: float) -> None:
+        formation, step = self.formation, self._job.progress.updates
+        numbers = [member.number for member in formation.members]
+        self._job.events.emit(
+            GroupEvent(
+                quorum=formation.quorum,
+                step=step,
+                nodes=numbers,
+                pause_s=round(pause_s, 3),
+                reason=why,
+            )
+        )
+        self._emit_shares("first shares of this group, from probes and earlier steps")
+
+    def _emit_shares(self, reason: str) -> None:
+        self._job.events.emit(
+            SharesEvent(
+                step=self._job.progress.updates,
+                nodes=[member.number for member in self.formation.members],
+                shares=list(self._plan.shares),
+                speeds=[round(speed, 2) for speed in self._book.speeds],
+                reason=reason,
+            )
+        )
+
+    def _step_aside_if_told(self) -> None:
+        """Leave if the plan says so; all members read the same plan at the same moment."""
+        out = {left.node: left.reason for left in self._plan.left_out}
+        if not out:
+            return
+        if self.formation.rank in out:
+            self._group.leave()
+            raise StandAside(out[self.formation.rank])
+        self._regroup(f"{len(out)} of {self.formation.size} nodes cost more than they bring")
+
+    # ---------------------------------------------------------------- steps
+
+    def _train_epoch(self) -> bool:
+        """Do what is left of the epoch; tell whether it is complete."""
+        job = self._job
+        steps = job.schedule.steps_per_epoch
+        while job.progress.step < steps:
+            if self._lead.leaving:
+                self._leave()
+            if self._lead.wants_stop and self.formation.size == 1:
+                return False
+            if self.formation.size == 1:
+                self._train_alone()
+            elif not self._train_together():
+                return False
+        return True
+
+    def _train_alone(self) -> None:
+        """Train like a single node until the epoch is over or someone wants something."""
+        job = self._job
+        self._alone_from = job.progress.updates
+        started, done = time.perf_counter(), job.progress.samples
+        train_epoch(job)
+        self._note_updates_done_alone()
+        self._alone_from = None
+        elapsed, samples = time.perf_counter() - started, job.progress.samples - done
+        if samples:
+            self._speed = samples / elapsed
+            self._tally.add((samples,), [elapsed], [0.0])
+            self._flush()
+        if self._lead.wants_regroup and not self._lead.leaving:
+            self._regroup("a node joins")
+
+    def _note_updates_done_alone(self) -> None:
+        if self._alone_from is not None:
+            for step in range(self._alone_from, self._job.progress.updates):
+                self._note_update(step, ())
+            self._alone_from = self._job.progress.updates
+
+    def _train_together(self) -> bool:
+        """Do steps until the epoch is over or the group changes; False where all must stop."""
+        job = self._job
+        epoch = self._make_epoch()
+        meter = Meter(job)
+        self._ready_at = time.perf_counter()
+        try:
+            while job.progress.step < job.schedule.steps_per_epoch:
+                totals = self._step(epoch)
+                self._commit(totals, meter)
+                if totals[_STOP] > 0:
+                    return False
+                if is_checkpoint_step(job):
+                    with meter.paused():
+                        self._save(f"every {job.config.checkpoint_steps} steps")
+                if totals[_REGROUP] > 0 or not self._replan():
+                    meter.read()
+                    self._change_group()
+                    return True
+        except GroupLostError as error:
+            meter.read()
+            self._regroup(str(error))
+            return True
+        finally:
+            meter.read()
+        self._flush()
+        return True
+
+    def _make_epoch(self) -> Epoch:
+        job = self._job
+        return job.train.epoch(
+            job.progress.epoch, seed=job.config.seed, augmentation=job.augmentation
+        )
+
+    def _step(self, epoch: Epoch) -> list[float]:
+        """Compute this node's share and add up everyone's; nothing is committed yet."""
+        job, formation, reduction = self._job, self.formation, self._reduction
+        assert reduction is not None
+        start, shares = self._stretch()
+        offset = start + sum(shares[: formation.rank])
+        share = shares[formation.rank]
+        kept = [buffer.clone() for buffer in self._buffers]
+        numbers = torch.zeros(_TIMES + 2 * formation.size, dtype=job.executor.arithmetic.dtype)
+        try:
+            reduction.begin(self._group)
+            if share:
+                seed = fold(self._first_seed + job.progress.updates, offset)
+                seed_torch(seed >> 1, job.train.device)
+                sums = job.executor.gradients(epoch.batch(offset, offset + share), sum(shares))
+                self._fill(numbers, sums)
+            else:
+                job.executor.optimizer.zero_grad(set_to_none=True)
+            numbers[_REGROUP] = float(self._lead.wants_regroup or self._lead.leaving)
+            numbers[_STOP] = float(self._lead.wants_stop)
+            arrived = time.perf_counter()
+            numbers[_TIMES + formation.rank] = arrived - self._ready_at
+            numbers[_TIMES + formation.size + formation.rank] = self._waited
+            totals: list[float] = reduction.finish(numbers).tolist()
+            self._check_count(totals, sum(shares))
+        except GroupLostError:
+            for buffer, before in zip(self._buffers, kept, strict=True):
+                buffer.copy_(before)  # the same batch will pass through again
+            raise
+        self._ready_at = time.perf_counter()
+        self._waited = self._ready_at - arrived
+        return totals
+
+    def _stretch(self) -> tuple[int, tuple[int, ...]]:
+        """Return where the next batch starts in the epoch's order, and how it is shared."""
+        job = self._job
+        start = job.progress.step * job.config.batch
+        total = min(job.config.batch, len(job.train) - start)
+        return start, self._plan.shares_of(total, self._rules.min_share)
+
+    def _fill(self, numbers: Tensor, sums: Sums) -> None:
+        correct = (sums.logits.argmax(1) == sums.labels).sum()
+        found = torch.stack([sums.loss.to(numbers.dtype), correct.to(numbers.dtype)]).cpu()
+        numbers[_COUNT] = sums.count
+        numbers[_LOSS], numbers[_CORRECT] = found[0], found[1]
+
+    def _check_count(self, totals: list[float], expected: int) -> None:
+        if round(totals[_COUNT]) != expected:
+            raise GroupLostError(f"the nodes trained {round(totals[_COUNT])} samples of {expected}")
+
+    def _commit(self, totals: list[float], meter: Meter) -> None:
+        """Move the weights; from here on the step is done."""
+        job, progress = self._job, self._job.progress
+        _, shares = self._stretch()
+        self._note_update(progress.updates, shares)
+        job.executor.update(job.schedule.rate(progress.updates))
+        progress.step += 1
+        progress.updates += 1
+        count = round(totals[_COUNT])
+        progress.samples += count
+        size = self.formation.size
+        times = totals[_TIMES : _TIMES + size]
+        waits = totals[_TIMES + size :]
+        self._tally.add(shares, times, waits)
+        if self._tally.steps > 1:  # a group's first step is cold, and knows of no waiting yet
+            self._book.observe(shares, times)
+            self._book.observe_waits(waits)
+        reported = meter.reports
+        meter.add_numbers(totals[_LOSS], round(totals[_CORRECT]), count)
+        if meter.reports != reported:
+            self._flush()
+
+    def _note_update(self, step: int, shares: tuple[int, ...]) -> None:
+        """Write an update into the ledger; no shares: this node did it alone."""
+        job = self._job
+        epoch, within = divmod(step, job.schedule.steps_per_epoch)
+        start = within * job.config.batch
+        stop = min(start + job.config.batch, len(job.train))
+        numbers = [member.number for member in self.formation.members]
+        given = shares or (stop - start,)
+        self._updates.append(
+            Update(
+                step=step,
+                epoch=epoch,
+                start=start,
+                stop=stop,
+                quorum=self.formation.quorum,
+                shares=tuple((n, s) for n, s in zip(numbers, given, strict=True) if s),
+            )
+        )
+
+    def _replan(self) -> bool:
+        """Adapt the shares; tell whether everybody stays."""
+        plan = make_plan(
+            self._book.speeds,
+            self._group_rules(),
+            exchange_s=self._book.exchange_s,
+            current=self._plan,
+        )
+        if plan.left_out and self._is_settled():
+            self._plan = plan
+            return False
+        if not plan.left_out and plan.shares != self._plan.shares:
+            self._plan = plan
+            self._emit_shares("measured speeds have changed")
+        self._speed = self._book.speeds[self.formation.rank]
+        return True
+
+    def _is_settled(self) -> bool:
+        """Tell whether enough was measured to send a node away."""
+        return self._tally.steps >= 5  # one slow step proves nothing
+
+    def _change_group(self) -> None:
+        """Form another group: somebody joins, leaves or had better stand aside."""
+        self._speed = self._book.speeds[self.formation.rank]
+        if self._lead.leaving:
+            self._leave()
+        elif self._plan.left_out:
+            self._emit_shares(self._words_for_left_out())
+            self._flush()
+            self._step_aside_if_told()
+        else:
+            self._regroup("nodes join or leave")
+
+    def _words_for_left_out(self) -> str:
+        members = self.formation.members
+        return "; ".join(
+            f"node {members[left.node].number + 1} stands aside: {left.reason}"
+            for left in self._plan.left_out
+        )
+
+    def _leave(self) -> None:
+        self._flush()
+        self._group.leave()
+        raise Left("asked to leave")
+
+    # ---------------------------------------------------------------- epochs
+
+    def _finish_epoch(self) -> str | None:
+        """Test the network together, record the epoch, save; say why training ends, if it does."""
+        job = self._job
+        started = time.perf_counter()
+        while True:
+            try:
+                self._average_statistics()
+                loss, correct = self._evaluate()
+                break
+            except GroupLostError as error:
+                epoch = job.progress.epoch
+                self._regroup(str(error))
+                if job.progress.epoch != epoch:
+                    return self._reason_to_end()  # the others had finished it
+        job.progress.seconds += time.perf_counter() - started
+        count = len(job.test)
+        record = close_epoch(job, loss / count, correct / count)
+        started = time.perf_counter()
+        self._report_ledger()
+        if self._is_scribe:
+            job.save(f"epoch {record.epoch}", score=record.test_accuracy)
+        job.progress.seconds += time.perf_counter() - started
+        return self._reason_to_end()
+
+    def _reason_to_end(self) -> str | None:
+        history = self._job.progress.history
+        return reason_to_end(self._job, history[-1]) if history else None
+
+    def _finish_interrupted(self) -> None:
+        self._flush()
+        self._save("interrupted")
+
+    def _save(self, reason: str) -> None:
+        self._average_statistics()
+        if self._is_scribe:
+            self._report_ledger()
+            self._job.save(reason)
+
+    def _average_statistics(self) -> None:
+        """Make batch-norm's running statistics the sample-weighted mean over all nodes."""
+        if self.formation.size == 1 or not self._buffers:
+            return
+        weight = self._plan.shares[self.formation.rank] / sum(self._plan.shares)
+        flat = torch.cat([buffer.flatten() for buffer in self._buffers]).cpu() * weight
+        flat = self._sum(flat)
+        for buffer, part in zip(
+            self._buffers, flat.split([b.numel() for b in self._buffers]), strict=True
+        ):
+            buffer.copy_(part.view_as(buffer))
+
+    def _evaluate(self) -> tuple[float, int]:
+        """Test the network, each node on a part in proportion to its speed."""
+        job, formation = self._job, self.formation
+        mirrored = job.config.mirrored_test
+        parts = apportion(self._book.speeds, len(job.test))
+        start = sum(parts[: formation.rank])
+        stop = start + parts[formation.rank]
+        loss, correct = evaluate_part(job.executor, job.test, start, stop, mirrored=mirrored)
+        if formation.size == 1:
+            return loss, correct
+        sums = self._sum(torch.tensor([loss, float(correct)], dtype=torch.float64)).tolist()
+        return float(sums[0]), round(sums[1])
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """Add up a tensor over all members."""
+        on_gpu = self.formation.backend == "nccl"
+        values = values.to(self._job.train.device) if on_gpu else values
+        self._group.wait(self._group.start_sum(values))
+        return values
+
+    # ---------------------------------------------------------------- reports
+
+    def _flush(self) -> None:
+        """Tell the lead what happened since the last time."""
+        self._report_ledger()
+        self._emit_nodes()
+        self._lead.describe(self._speed, self._job.progress.updates)
+
+    def _emit_nodes(self) -> None:
+        samples, busy, waiting = self._tally.take()
+        speeds = self._book.speeds if self.formation.size > 1 else (self._speed,)
+        self._job.events.emit(
+            NodesEvent(
+                step=self._job.progress.updates,
+                nodes=[member.number for member in self.formation.members],
+                speeds=[round(speed, 2) for speed in speeds],
+                shares=list(self._plan.shares),
+                samples=samples,
+                busy_s=[round(value, 4) for value in busy],
+                waiting_s=[round(value, 4) for value in waiting],
+                exchange_s=round(self._book.exchange_s, 5),
+            )
+        )
+
+    def _deposit(self, checkpoint: Checkpoint, reason: str) -> None:
+        """Hand a checkpoint to the lead, after the ledger of everything that is in it."""
+        self._note_updates_done_alone()
+        self._report_ledger()
+        self._lead.deposit(checkpoint, reason)
+
+    def _report_ledger(self) -> None:
+        if self._formation is None or not self._is_scribe:
+            return
+        new = [update for update in self._updates if update.step >= self._reported]
+        if new:
+            self._reported = new[-1].step + 1
+            self._job.events.emit(LedgerEvent(updates=[_as_line(update) for update in new]))
+
+
+def rules_of(config: Config) -> Rules:
+    """Return what shares must keep to."""
+    return Rules(config.batch, config.min_share, config.allocation, config.shares)
+
+
+class _Tally:
+    """What the nodes of a group did since it was last asked."""
+
+    def __init__(self, size: int) -> None:
+        self.steps = 0
+        self._size = size
+        self._clear()
+
+    def _clear(self) -> None:
+        self._samples = [0] * self._size
+        self._busy = [0.0] * self._size
+        self._waiting = [0.0] * self._size
+
+    def add(
+        self, samples: "tuple[int, ...] | list[int]", busy: list[float], waiting: list[float]
+    ) -> None:
+        """Count one step."""
+        self.steps += 1
+        for j in range(self._size):
+            self._samples[j] += samples[j]
+            self._busy[j] += busy[j]
+            self._waiting[j] += waiting[j]
+
+    def take(self) -> tuple[list[int], list[float], list[float]]:
+        """Return samples, busy and waiting seconds of each node, and start anew."""
+        found = self._samples, self._busy, self._waiting
+        self._clear()
+        return found
+
+
+def _as_line(update: Update) -> list[object]:
+    return [update.step, update.epoch, update.start, update.stop, update.quorum, update.shares]

@@ -1,0 +1,346 @@
+"""Who trains together: torchft's Lighthouse decides it, a process group carries it out.
+
+torchft asks its Lighthouse at every step. Here a group stays together until one of its members
+is lost or somebody waits to join, so that an undisturbed step costs no question at all:
+
+    form    every node that wants to take part asks the Lighthouse, and all get one answer
+    reduce  any number of steps, with nothing but all-reduce between the members
+    lost    a member's connection breaks, or the lead breaks the group: all ask again
+
+Every formation has a prefix of its own in the store, so that a late message of an old group
+never meets a new one.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from convoy.errors import ConvoyError
+
+# torchft's Rust side tells every request; it reads this once, when it is first imported.
+os.environ.setdefault("RUST_LOG", "error")
+
+from torchft.coordination import LighthouseClient, LighthouseServer
+from torchft.process_group import (
+    ProcessGroupGloo,
+    ProcessGroupNCCL,
+    ProcessGroupWrapper,
+)
+
+_BEAT_S = 0.1  # between two signs of life
+_SILENCE_S = 0.5  # after so long without one, the Lighthouse no longer waits for a node
+_PATIENCE_S = 60.0  # how long a formation waits for a node that lives but does not ask
+_TICK_MS = 10  # how often the Lighthouse looks whether a group is complete
+_CONNECT = timedelta(seconds=10)
+_CONFIGURE = timedelta(seconds=5)  # a member that dies meanwhile is waited for so long
+
+
+class GroupLostError(ConvoyError):
+    """A member of the group is gone, or the group was broken up; its step is not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node as the others of its group see it.
+
+    Attributes:
+        identity: unique for each start of a node's process.
+        number: the node's number in the run, by which people know it.
+        position: how far its state is; see Progress.position.
+        speed: samples per second, as far as it knows.
+        device: what it computes on; a GPU's name tells it from any other.
+        layout: how it keeps weights in memory.
+        attempt: how often it has asked.
+    """
+
+    identity: str
+    number: int
+    position: int
+    speed: float
+    device: str
+    layout: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """The members of a group in the order of their ranks, and which of them we are."""
+
+    quorum: int
+    members: tuple[Member, ...]
+    rank: int
+
+    @property
+    def size(self) -> int:
+        """Return how many members there are."""
+        return len(self.members)
+
+    @property
+    def position(self) -> int:
+        """Return how far the group is: as far as its furthest member."""
+        return max(member.position for member in self.members)
+
+    @property
+    def source(self) -> int:
+        """Return the rank whose state counts."""
+        return next(r for r, member in enumerate(self.members) if member.position == self.position)
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Return the ranks that must be given the state."""
+        return tuple(r for r, member in enumerate(self.members) if member.position < self.position)
+
+    @property
+    def prefix(self) -> str:
+        """Return a name that no other formation has."""
+        asked = "-".join(f"{member.identity}.{member.attempt}" for member in self.members)
+        return f"{self.quorum}-{asked}"
+
+    @property
+    def same_layout(self) -> bool:
+        """Tell whether all members keep their weights in the same order in memory."""
+        return len({member.layout for member in self.members}) == 1
+
+    @property
+    def backend(self) -> str:
+        """Return what carries the gradients: NCCL where every member has a GPU to itself."""
+        devices = [member.device for member in self.members]
+        on_gpus = all("cuda" in device for device in devices)
+        return "nccl" if on_gpus and len(set(devices)) == len(devices) > 1 else "gloo"
+
+
+def read_quorum(quorum: int, participants: Sequence[Any], identity: str) -> Formation:
+    """Turn the Lighthouse's answer into a formation; every member gets the same order."""
+    members = sorted(
+        (
+            Member(
+                identity=participant.replica_id,
+                number=int(participant.data["number"]),
+                position=int(participant.step),
+                speed=float(participant.data["speed"]),
+                device=str(participant.data["device"]),
+                layout=str(participant.data["layout"]),
+                attempt=int(participant.data["attempt"]),
+            )
+            for participant in participants
+        ),
+        key=lambda member: (member.number, member.identity),
+    )
+    rank = [member.identity for member in members].index(identity)
+    return Formation(quorum, tuple(members), rank)
+
+
+class Group:
+    """A node's place among the others.
+
+    Args:
+        identity: unique for this start of the node's process.
+        number: the node's number in the run.
+        device: what it computes on.
+        layout: how it keeps weights in memory.
+        address: of this node, for the connections between members.
+        lighthouse: where to ask.
+        store: "host:port" of the store through which members find each other.
+        timeout_s: how long an exchange may take before the group counts as lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: str,
+        number: int,
+        device: str,
+        layout: str,
+        address: str,
+        lighthouse: str,
+        store: str,
+        timeout_s: float,
+    ) -> None:
+        self._identity = identity
+        self._number = number
+        self._device = device
+        self._layout = layout
+        self._address = address
+        self._lighthouse = lighthouse
+        self._store = store
+        self._timeout = timedelta(seconds=timeout_s)
+        self._client = LighthouseClient(lighthouse, _CONNECT)
+        self._attempt = 0
+        self._process_group: ProcessGroupWrapper | None = None
+        self._identities: set[str] = set()
+        self._heart: _Heart | None = None
+        self._lock = threading.Lock()
+
+    def show_up(self) -> None:
+        """Give signs of life from now on: no group forms without us until we leave."""
+        if self._heart is None:
+            self._heart = _Heart(self._lighthouse, self._identity)
+
+    def form(self, position: int, speed: float, patience_s: float) -> Formation:
+        """Ask who takes part, and connect with them.
+
+        Raises:
+            TimeoutError: no group came together in time.
+            GroupLostError: one did, but a member was lost before all were connected.
+        """
+        self.break_up()
+        self._attempt += 1
+        self.show_up()
+        about = {
+            "number": self._number,
+            "speed": speed,
+            "device": self._device,
+            "layout": self._layout,
+            "attempt": self._attempt,
+        }
+        answer = self._client.quorum(
+            replica_id=self._identity,
+            timeout=timedelta(seconds=patience_s),
+            address=self._address,
+            store_address=self._store,
+            step=position,
+            world_size=1,
+            shrink_only=False,
+            data=about,
+        )
+        formation = read_quorum(int(answer.quorum_id), answer.participants, self._identity)
+        if formation.size > 1:
+            self._connect(formation)
+        return formation
+
+    def _connect(self, formation: Formation) -> None:
+        kind = ProcessGroupNCCL if formation.backend == "nccl" else _BoundGloo
+        group = kind(timeout=_CONFIGURE)
+        if isinstance(group, _BoundGloo):
+            group.bind(self._address)
+        try:
+            group.configure(
+                f"{self._store}/{formation.prefix}",
+                self._identity,
+                formation.rank,
+                formation.size,
+                formation.quorum,
+            )
+        except Exception as error:  # torch reports a lost peer in many ways
+            raise GroupLostError(f"the group could not connect: {_brief(error)}") from error
+        with self._lock:
+            self._process_group = group
+            self._identities = {member.identity for member in formation.members}
+
+    def start_sum(self, tensor: Tensor) -> dist.Work:
+        """Begin to add up a tensor over all members, in place."""
+        options = dist.AllreduceOptions()
+        options.timeout = self._timeout
+        return self._call(lambda group: group.allreduce([tensor], options))
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for an exchange that was begun."""
+        try:
+            work.wait(self._timeout)
+        except Exception as error:  # torch reports a lost peer in many ways
+            raise GroupLostError(f"a member was lost: {_brief(error)}") from error
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send a tensor to one member."""
+        self.wait(self._call(lambda group: group.send([tensor], rank, 0)))
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Fill a tensor with what a member sends."""
+        self.wait(self._call(lambda group: group.recv([tensor], rank, 0)))
+
+    def _call(self, start: Any) -> dist.Work:  # noqa: ANN401 - a function of the group
+        with self._lock:
+            group = self._process_group
+        if group is None:
+            raise GroupLostError("the group was broken up")
+        try:
+            work: dist.Work = start(group)
+        except Exception as error:
+            raise GroupLostError(f"a member was lost: {_brief(error)}") from error
+        return work
+
+    def break_up(self, because_of: str | None = None) -> None:
+        """End the group at once, from any thread: whoever waits for it is told.
+
+        With `because_of`, only a group that this identity is a member of.
+        """
+        with self._lock:
+            if because_of is not None and because_of not in self._identities:
+                return
+            group, self._process_group = self._process_group, None
+        if group is not None:
+            group.abort()
+
+    def leave(self) -> None:
+        """Take no part any more; the Lighthouse will not wait for us."""
+        self.break_up()
+        if self._heart is not None:
+            self._heart.stop()
+            self._heart = None
+
+
+class _Heart:
+    """Tells the Lighthouse that this node lives, whatever the training thread is busy with."""
+
+    def __init__(self, lighthouse: str, identity: str) -> None:
+        # A client of its own: the other one may be waiting for a quorum.
+        self._client = LighthouseClient(lighthouse, _CONNECT)
+        self._identity = identity
+        self._stopped = threading.Event()
+        self._client.heartbeat(identity)
+        threading.Thread(target=self._beat, name="heart", daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(_BEAT_S):
+            try:
+                self._client.heartbeat(self._identity)
+            except Exception:  # noqa: S112 - the lead is away; its own link tells us
+                continue
+
+    def stop(self) -> None:
+        """Fall silent."""
+        self._stopped.set()
+
+
+class _BoundGloo(ProcessGroupGloo):  # type: ignore[misc] # torchft has no types
+    """torchft's reconfigurable gloo group, on one address instead of every interface."""
+
+    _bound_to = "127.0.0.1"
+
+    def bind(self, address: str) -> None:
+        """Use this address for all connections."""
+        self._bound_to = address
+
+    def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._bound_to)]
+        options._timeout = self._timeout
+        backend = dist.ProcessGroupGloo(store, rank, world_size, options)
+        group = dist.ProcessGroup(store, rank, world_size)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        return group
+
+
+def start_lighthouse(host: str, min_nodes: int) -> LighthouseServer:
+    """Start the server that decides who is in a group."""
+    return LighthouseServer(
+        bind=f"{host}:0",
+        min_replicas=min_nodes,
+        join_timeout_ms=round(_PATIENCE_S * 1000),
+        quorum_tick_ms=_TICK_MS,
+        heartbeat_timeout_ms=round(_SILENCE_S * 1000),
+    )
+
+
+def _brief(error: Exception) -> str:
+    """Return the first line of an error, without the place in the library it comes from."""
+    return str(error).splitlines()[0].rsplit("] ", 1)[-1][:200] or type(error).__name__
