@@ -13,6 +13,9 @@ from typing import Any, Literal, cast, get_type_hints
 from convoy.errors import ConfigError, did_you_mean
 from convoy.options import coerce, option
 
+_NODES_AT_MOST = 64
+_LARGEST_SUM = 1e12
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -80,11 +83,11 @@ class Config:
     )
     nodes: int = option(
         0,
-        "Nodes to start on this machine (auto: as many as it is fastest with).",
+        "Nodes to start on this machine (auto: as many as it is fastest with; none: only lead).",
         group="Nodes",
-        at_least=0,
-        at_most=64,
-        words={"auto": 0},
+        at_least=-1,
+        at_most=_NODES_AT_MOST,
+        words={"auto": 0, "none": -1},
         on_resume=True,
     )
     devices: str | None = option(
@@ -282,7 +285,7 @@ def _check_laws(config: Config) -> None:
 
 def _check_nodes(config: Config) -> None:
     counts = {
-        "nodes": config.nodes,
+        "nodes": max(config.nodes, 0),
         "speeds": len(config.speeds),
         "devices": len(config.devices.split(",")) if config.devices else 0,
         "shares": len(config.shares),
@@ -295,8 +298,11 @@ def _check_nodes(config: Config) -> None:
         raise ConfigError(
             "'shares' and '--allocation fixed' belong together", got=config.allocation
         )
-    if config.shares and not sum(config.shares):
-        raise ConfigError("'shares' must not all be 0", got=config.shares)
+    if config.shares and not 0 < sum(config.shares) < _LARGEST_SUM:
+        raise ConfigError("'shares' must not all be 0, nor beyond measure", got=config.shares)
+    if any(speed <= 0 for speed in config.speeds) or len(config.speeds) > _NODES_AT_MOST:
+        allowed = f"at most {_NODES_AT_MOST} numbers above 0"
+        raise ConfigError("'speeds' are out of range", got=config.speeds, allowed=allowed)
     if config.speed_changes and not config.speeds:
         raise ConfigError("'speed_changes' needs emulated nodes", hint="Give --speeds.")
     if config.strategy == "single" and max(given.values(), default=1) > 1:

@@ -13,7 +13,7 @@ from convoy.data.images import TrainTest
 from convoy.data.load import wrap_data
 from convoy.data.sources.user import as_image_set
 from convoy.errors import CheckpointError, ConfigError, ConvoyError, Interrupted
-from convoy.launch.choose import choose_crew, planned_nodes, threads_per_node
+from convoy.launch.choose import check_crew, choose_crew, planned_nodes, threads_per_node
 from convoy.models.blocks import count_parameters
 from convoy.monitor.events import EndEvent, EventStream, Sink, StartEvent, WarningEvent
 from convoy.monitor.journal import Journal
@@ -112,6 +112,7 @@ def run_training(
     if resume is None:
         config = Config(**options)
         check_choices(config, given)
+        check_crew(config, serving=serving is not None)
         with new_run_folder(config) as folder:
             return _run(config, folder, given, sinks, track, None, serving)
     if options.get("out") is not None:
@@ -119,6 +120,7 @@ def run_training(
     with RunFolder(resume) as folder:
         config = changed_on_resume(folder.open(), options)
         check_choices(config, given)
+        check_crew(config, serving=serving is not None)
         found = load_newest(folder.checkpoints)
         return _run(config, folder, given, sinks, track, found, serving)
 

@@ -9,6 +9,8 @@ import cyclopts
 import convoy
 from convoy.cli.bench import bench
 from convoy.cli.doctor import doctor
+from convoy.cli.join import join
+from convoy.cli.lead import lead
 from convoy.cli.runs import runs
 from convoy.cli.train import train
 from convoy.errors import ConfigError, ConvoyError, Interrupted
@@ -20,6 +22,8 @@ app = cyclopts.App(
     version_flags=["--version"],
 )
 app.command(train)
+app.command(lead)
+app.command(join)
 app.command(runs)
 app.command(bench)
 app.command(doctor)

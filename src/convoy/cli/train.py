@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from convoy.cli.options import Options, given_values
 from convoy.config import load_config
 from convoy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from convoy.outer.crew import Serving
     from convoy.run import Run
 
 
@@ -46,21 +48,36 @@ def train(
         raise ConfigError("a resumed run has its own config", got=str(run_file))
     if resume is None:
         given = load_config(run_file, given).as_dict()
-    run = _run(given, resume, quiet=quiet)
+    show_run(start_run(given, resume, quiet=quiet), json=json, quiet=quiet)
+
+
+def show_run(run: "Run", *, json: bool, quiet: bool) -> None:
+    """Print how a run went, for a program or for a person."""
     if json:
         print(json_format.dumps(run.summary))
     elif not quiet:
         print_summary(run, Console(highlight=False), run.directory)
 
 
-def _run(options: dict[str, Any], resume: Path | None, *, quiet: bool) -> "Run":
+def start_run(
+    options: dict[str, Any],
+    resume: Path | None,
+    *,
+    quiet: bool,
+    serving: "Serving | None" = None,
+) -> "Run":
+    """Train, and show progress on standard error."""
     # Torch takes two seconds to import: only once the options are known to be right.
     from convoy.monitor.terminal import TerminalView, make_console, make_track
     from convoy.trainer import run_training
 
     console = make_console(quiet=quiet)
     return run_training(
-        options, resume=resume, sinks=[TerminalView(console)], track=make_track(console)
+        options,
+        resume=resume,
+        sinks=[TerminalView(console)],
+        track=make_track(console),
+        serving=serving,
     )
 
 
@@ -77,3 +94,28 @@ def print_summary(run: "Run", console: Console, shown_folder: Path) -> None:
         rows["checkpoint"] = str(shown_folder / run.checkpoint.relative_to(run.directory))
     for name, value in rows.items():  # no table: it would cut a long path short
         console.print(f"{name:<15}{escape(value)}", soft_wrap=True)
+    if "node_table" in summary:
+        print_nodes(summary, console)
+
+
+def print_nodes(summary: dict[str, Any], console: Console) -> None:
+    """Print what each node did, and what equal shares would have cost."""
+    table = Table("node", "device", "samples/s", "share", "waiting", "faults", "", box=None)
+    for row, share in zip(summary["node_table"], summary["shares"], strict=True):
+        table.add_row(
+            escape(row["name"]),
+            row["device"],
+            f"{row['speed']:,.0f}",
+            f"{share:.1%}",
+            f"{row['waiting']:.1%}",
+            str(row["faults"]),
+            escape(row["reason"] if row["state"] == "aside" else ""),
+        )
+    console.print()
+    console.print(table)
+    slowdown = summary["equal_shares_slowdown"]
+    if slowdown is not None and len(summary["node_table"]) > 1:
+        console.print(
+            f"With equal shares every step would have waited for the slowest node: "
+            f"{slowdown:.1f}x the time."
+        )

@@ -13,11 +13,15 @@ import torch
 
 from convoy.assembly import Given
 from convoy.config import Config
+from convoy.errors import ConfigError
+from convoy.inner.arithmetic import choose_device
 from convoy.inner.probe import measure
+from convoy.launch.lab import check_speeds, parse_speed_changes
 from convoy.outer.crew import Crew, Serving
 from convoy.outer.job import Job
 from convoy.outer.strategy import AUTO
 
+NO_NODES = -1
 _START_S = 6.0  # what it takes to start nodes: a run must be longer to gain by them
 _SHARING = 0.85  # of the sum of their speeds is left when nodes work side by side
 _WORTH_IT = 1.15  # what several nodes must promise, for the promise comes from a short probe
@@ -33,10 +37,38 @@ class Layout:
     samples_per_s: float
 
 
+def check_crew(config: Config, *, serving: bool) -> None:
+    """Refuse a crew that could never train, before any work is done."""
+    nodes = planned_nodes(config)
+    if nodes == NO_NODES and not serving:
+        raise ConfigError("somebody must train", got="none", hint="Or is it `convoy lead`?")
+    if 0 < nodes < config.min_nodes and not serving:
+        raise ConfigError(
+            "'min_nodes' is more than there will be",
+            got=config.min_nodes,
+            allowed=f"at most {nodes}",
+        )
+    for name in device_names(config):
+        choose_device(name)
+    if config.speeds:
+        check_speeds(config.speeds)
+    for change in parse_speed_changes(config.speed_changes) if config.speed_changes else ():
+        if change.node >= len(config.speeds):
+            raise ConfigError(
+                "'speed_changes' names a node that is not there",
+                got=change.node + 1,
+                allowed=f"1 to {len(config.speeds)}",
+            )
+
+
 def planned_nodes(config: Config) -> int:
-    """Return how many nodes were asked for; 0 leaves it open."""
-    devices = len(config.devices.split(",")) if config.devices else 0
-    return config.nodes or len(config.speeds) or devices
+    """Return how many nodes were asked for; 0 leaves it open, -1 wants none here."""
+    return config.nodes or len(config.speeds) or len(device_names(config))
+
+
+def device_names(config: Config) -> tuple[str, ...]:
+    """Return the devices that were asked for, one for each node."""
+    return tuple(name.strip() for name in config.devices.split(",")) if config.devices else ()
 
 
 def threads_per_node(config: Config, nodes: int) -> int:
@@ -49,7 +81,8 @@ def choose_crew(
 ) -> Crew:
     """Decide who takes part; `job.config` says it afterwards too."""
     nodes = planned_nodes(requested) or _nodes_by_probe(job, requested, serving)
-    devices = _devices(job, requested, nodes)
+    here = max(nodes, 0)
+    devices = _devices(job, requested, here)
     strategy = requested.strategy
     if strategy == AUTO:
         strategy = "lockstep" if nodes > 1 or serving is not None else "single"
@@ -62,13 +95,13 @@ def choose_crew(
         requested=requested,
         model=given.model,
         data=given.data,
-        expect=max(nodes, requested.min_nodes),
+        expect=max(here, requested.min_nodes),
     )
 
 
 def _devices(job: Job, requested: Config, nodes: int) -> tuple[str, ...]:
     if requested.devices:
-        return tuple(name.strip() for name in requested.devices.split(","))
+        return device_names(requested)
     if job.train.device.type == "cuda" and requested.device == "auto":
         count = torch.cuda.device_count()
         return tuple(f"cuda:{slot % count}" for slot in range(nodes))

@@ -38,7 +38,7 @@ from convoy.monitor.events import (
     WarningEvent,
     from_record,
 )
-from convoy.outer.allocation.plan import is_worth_calling
+from convoy.outer.allocation.plan import worth_calling
 from convoy.outer.crew import Crew
 from convoy.outer.job import Job
 from convoy.outer.lockstep import rules_of
@@ -433,21 +433,21 @@ class Lead:
         self._called_at = now
         speeds = [node.speed for node in self._roster.in_state("training") if node.speed > 0]
         rules = rules_of(self._job.config)
-        for node in sorted(spares, key=lambda spare: -spare.speed):
-            worth = not speeds or is_worth_calling(
-                node.speed, speeds, rules, self._roster.exchange_s
-            )
-            if worth and node.connection is not None:
-                node.state = "ready"
-                speeds.append(node.speed)
-                reason = f"{node.label} is called back: it would now make steps shorter"
-                self._tell(reason)
-                self._call_together()
+        called = worth_calling([n.speed for n in spares], speeds, rules, self._roster.exchange_s)
+        for node in (spares[i] for i in called):
+            node.state = "ready"
+            self._tell(f"{node.label} is called back: it would now make steps shorter")
+        if called:
+            self._call_together()
 
     # ------------------------------------------------------------ what nodes report
 
     def _take_event(self, node: NodeRecord, text: str) -> None:
-        event = from_record(json.loads(text))
+        try:
+            event = from_record(json.loads(text))
+        except ValueError as error:
+            self._job.events.emit(WarningEvent(reason=f"{node.label} sent nonsense: {error}"))
+            return
         if isinstance(event, GroupEvent) and event.quorum > self._quorum:
             self._note_group(node, event)
         if node is not self._scribe:
@@ -487,11 +487,11 @@ class Lead:
         problem = ""
         try:
             checkpoint = unpack(deposited.block)
+            progress = Progress.from_dict(checkpoint.progress)
             self._job.keep(checkpoint, deposited.reason)
-            self._job.progress = Progress.from_dict(checkpoint.progress)
-            self._state = deposited.block
-        except ConvoyError as error:
-            problem = str(error)
+            self._job.progress, self._state = progress, deposited.block
+        except (ConvoyError, KeyError, TypeError) as error:
+            problem = f"a checkpoint that arrived is damaged: {error}"
             self._job.events.emit(WarningEvent(reason=problem))
         deposited.receipt.set_result(problem)
 

@@ -73,7 +73,9 @@ class Link:
 
     def join(self, name: str, slot: int) -> wire.Welcome:
         """Introduce ourselves; return what the lead tells us to begin with."""
-        hello = wire.Hello(version=versions()["convoy-train"], name=name, pid=os.getpid(), slot=slot)
+        hello = wire.Hello(
+            version=versions()["convoy-train"], name=name, pid=os.getpid(), slot=slot
+        )
         self._say(hello=hello)
         try:
             welcome = self._welcome.get(timeout=_ANSWER_WITHIN_S)

@@ -46,6 +46,7 @@ class Order:
         device, threads: what to compute with.
         given: a model and data handed over as objects.
         namespace: the network namespace to live in, in the lab.
+        data_dir, cache_dir: where this machine keeps them, if not where the lead does.
     """
 
     lead: str
@@ -57,6 +58,8 @@ class Order:
     model: nn.Module | None = None
     data: TrainTest | None = None
     namespace: str | None = None
+    data_dir: str | None = None
+    cache_dir: str | None = None
 
 
 def run_local_node(order: Order) -> None:
@@ -104,18 +107,23 @@ def run_node(order: Order) -> str:
 
 
 def signal_leave(link: Link) -> None:
-    """Leave after the current step when asked to terminate."""
+    """Leave after the current step when asked to terminate; at once when asked again."""
 
     def note(number: int, frame: object) -> None:
-        del number, frame
+        del frame
+        signal.signal(number, signal.SIG_DFL)
         link.leaving = True
 
     signal.signal(signal.SIGTERM, note)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, note)
 
 
 def _prepare(order: Order, welcome: wire.Welcome, link: Link) -> Job:
     config = Config(**json.loads(welcome.config))
-    chosen = {"device": order.device, "threads": order.threads}
+    chosen: dict[str, object] = {"device": order.device, "threads": order.threads}
+    if order.slot < 0:  # another machine: its folders are its own
+        chosen |= {"data_dir": order.data_dir, "cache_dir": order.cache_dir}
     events = EventStream([link])
     job = make_job(
         config.replaced(chosen),

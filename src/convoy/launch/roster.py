@@ -94,12 +94,12 @@ class Roster:
 
     def next_number(self, slot: int, name: str) -> int:
         """Return the number of a node that joins: its old one, if it was here before."""
-        taken = {r.number for r in self.records if r.state != "gone"}
+        here = {r.number for r in self.records if r.state != "gone"}
         for record in reversed(self.records):
-            same = record.slot == slot if slot >= 0 else record.name == name
-            if same and record.number not in taken:
+            same = record.slot == slot if slot >= 0 else record.name == name and record.slot < 0
+            if same and record.number not in here:
                 return record.number
-        if slot >= 0 and slot not in taken:
+        if slot >= 0 and slot not in {r.number for r in self.records}:
             return slot
         return max([r.number for r in self.records], default=-1) + 1
 

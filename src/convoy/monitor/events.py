@@ -213,10 +213,10 @@ KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses_
 
 def from_record(record: dict[str, Any]) -> Event:
     """Read what `as_record` wrote; a record of another form is refused with a ValueError."""
-    values = {key: value for key, value in record.items() if key not in ("event", "time")}
     try:
+        values = {key: value for key, value in record.items() if key not in ("event", "time")}
         return KINDS[record["event"]](**values)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"this is no event: {error}") from None
 
 

@@ -60,23 +60,27 @@ def find_faults(lines: Iterable[Update], samples: int, epochs: int | None = None
         given = sum(count for _, count in update.shares)
         if given != update.stop - update.start:
             faults.append(f"update {update.step} handed out {given} samples of its stretch")
-    for epoch, updates in sorted(by_epoch.items()):
-        faults += _faults_of_epoch(epoch, updates, samples, epochs)
+    if list(by_epoch) != list(range(len(by_epoch))):
+        faults.append(f"the epochs are {list(by_epoch)}, not one after the other")
+    for epoch, updates in by_epoch.items():
+        is_last = epoch == len(by_epoch) - 1
+        faults += _faults_of_epoch(epoch, updates, samples, may_be_open=epochs is None and is_last)
     if epochs is not None and len(by_epoch) != epochs:
         faults.append(f"{len(by_epoch)} epochs instead of {epochs}")
     return faults
 
 
 def _faults_of_epoch(
-    epoch: int, updates: list[Update], samples: int, epochs: int | None
+    epoch: int, updates: list[Update], samples: int, *, may_be_open: bool
 ) -> list[str]:
     faults, reached = [], 0
     for update in updates:
         if update.start != reached:
             faults.append(
-                f"epoch {epoch}: samples {reached} to {update.start} in update {update.step}"
+                f"epoch {epoch}: update {update.step} starts at sample {update.start}, "
+                f"not at {reached}"
             )
         reached = update.stop
-    if reached != samples and epochs is not None:
+    if reached > samples or (reached < samples and not may_be_open):
         faults.append(f"epoch {epoch} ends at sample {reached} of {samples}")
     return faults

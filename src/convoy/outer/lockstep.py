@@ -344,7 +344,7 @@ class Lockstep:
         job = self._job
         start = job.progress.step * job.config.batch
         total = min(job.config.batch, len(job.train) - start)
-        return start, self._plan.shares_of(total, self._rules.min_share)
+        return start, self._plan.shares_of(total, self._rules.smallest)
 
     def _fill(self, numbers: Tensor, sums: Sums) -> None:
         correct = (sums.logits.argmax(1) == sums.labels).sum()

@@ -17,6 +17,14 @@ from convoy.errors import CheckpointError
 from convoy.storage.checkpoint import Checkpoint
 
 _MODEL, _MOMENTUM = "model/", "momentum/"
+_DAMAGE = (  # what reading a damaged block can end in
+    SafetensorError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _HEADER_LENGTH_BYTES = 8  # what a safetensors file begins with: the length of its header
 _HEADER_AT_MOST = 16 << 20  # a header that says it is longer is not believed
 
@@ -46,6 +54,8 @@ def unpack(block: bytes) -> Checkpoint:
     try:
         tensors = safetensors.torch.load(block)
         header = json.loads(_read_metadata(block)["convoy"])
+        if not isinstance(header["progress"], dict) or not isinstance(header["identity"], dict):
+            raise ValueError("progress and identity must be records")
         return Checkpoint(
             step=int(header["step"]),
             model=_part(tensors, _MODEL),
@@ -54,7 +64,7 @@ def unpack(block: bytes) -> Checkpoint:
             identity=header["identity"],
             score=header["score"],
         )
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"the state that was received is damaged: {error}") from error
 
 

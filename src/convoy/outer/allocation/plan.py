@@ -19,7 +19,8 @@ Policy = Literal["speed", "uniform", "fixed"]
 
 _WORTH_CHANGING = 1.03  # shares stay as they are unless a step becomes 3 % shorter
 _WORTH_LEAVING = 1.03  # a node goes only where a step becomes 3 % shorter without it
-WORTH_CALLING = 1.05  # a node that stood aside comes back only where a step becomes 5 % shorter
+_STANDSTILL = 1e-9  # samples per second: a speed that nothing is divided by zero with
+_WORTH_CALLING = 1.05  # a node that stood aside comes back only where a step becomes 5 % shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class Plan:
     step_s: float
     left_out: tuple[LeftOut, ...] = ()
 
-    def shares_of(self, total: int, min_share: int) -> tuple[int, ...]:
+    def shares_of(self, total: int, smallest: int) -> tuple[int, ...]:
         """Return the shares of a batch, which may be the epoch's last and smaller than others."""
-        return (
-            self.shares if total == sum(self.shares) else apportion(self.shares, total, min_share)
-        )
+        if total == sum(self.shares):
+            return self.shares
+        return apportion(self.shares, total, smallest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class Rules:
     policy: Policy = "speed"
     proportions: tuple[float, ...] = ()
 
+    @property
+    def smallest(self) -> int:
+        """Return the smallest share that is not 0; whoever sets shares by hand may go lower."""
+        return self.min_share if self.policy == "speed" else 1
+
 
 def make_plan(
     speeds: Sequence[float],
@@ -82,7 +88,7 @@ def make_plan(
     """
     if rules.policy != "speed":
         weights = rules.proportions if rules.policy == "fixed" else [1.0] * len(speeds)
-        shares = apportion(weights, rules.batch, min(rules.min_share, 1))
+        shares = apportion(weights, rules.batch, rules.smallest)
         return Plan(shares, step_time(shares, speeds, exchange_s))
     best = _best_plan(speeds, rules, exchange_s)
     if current is None or best.left_out:
@@ -95,20 +101,23 @@ def make_plan(
 
 def step_time(shares: Sequence[int], speeds: Sequence[float], exchange_s: float) -> float:
     """Predict how long a step lasts."""
-    busy = [share / speed for share, speed in zip(shares, speeds, strict=True) if share]
+    busy = [share / max(v, _STANDSTILL) for share, v in zip(shares, speeds, strict=True) if share]
     return max(busy, default=0.0) + (exchange_s if len(busy) > 1 else 0.0)
 
 
-def is_worth_calling(
-    spare: float, speeds: Sequence[float], rules: Rules, exchange_s: float
-) -> bool:
-    """Tell whether a node that stands aside would make the others' steps clearly shorter."""
-    if rules.policy != "speed":
-        return True
-    alone = _best_plan(speeds, rules, exchange_s)
-    together = _best_plan([*speeds, spare], rules, exchange_s)
-    takes_part = together.shares[-1] > 0
-    return takes_part and alone.step_s >= together.step_s * WORTH_CALLING
+def worth_calling(
+    spares: Sequence[float], speeds: Sequence[float], rules: Rules, exchange_s: float
+) -> list[int]:
+    """Return which of the nodes that stand aside would make the others' steps clearly shorter."""
+    if not spares:
+        return []
+    if not speeds or rules.policy != "speed":
+        return list(range(len(spares)))
+    as_now = _best_plan(speeds, rules, exchange_s)
+    together = _best_plan([*speeds, *spares], rules, exchange_s)
+    if as_now.step_s < together.step_s * _WORTH_CALLING:
+        return []
+    return [i for i, share in enumerate(together.shares[len(speeds) :]) if share > 0]
 
 
 def _best_plan(speeds: Sequence[float], rules: Rules, exchange_s: float) -> Plan:
@@ -117,7 +126,7 @@ def _best_plan(speeds: Sequence[float], rules: Rules, exchange_s: float) -> Plan
     fewer = [_plan_for(order[:k], speeds, rules, exchange_s) for k in range(1, len(order))]
     best = min([everyone, *fewer], key=lambda plan: plan.step_s)
     if everyone.step_s <= best.step_s * _WORTH_LEAVING:
-        return everyone
+        best = everyone  # but a batch may be too small for all
     out = tuple(
         LeftOut(i, _why(i, speeds, rules, everyone, best))
         for i, share in enumerate(best.shares)
@@ -135,7 +144,9 @@ def _plan_for(
 
 
 def _why(node: int, speeds: Sequence[float], rules: Rules, everyone: Plan, best: Plan) -> str:
-    smallest_s = rules.min_share / speeds[node]
+    if everyone is best:
+        return f"a batch of {rules.batch} is too small for shares of {rules.min_share} for all"
+    smallest_s = rules.min_share / max(speeds[node], _STANDSTILL)
     if smallest_s > best.step_s:
         cause = f"its smallest share of {rules.min_share} samples takes {smallest_s:.3g} s"
     else:

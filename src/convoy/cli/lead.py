@@ -1,0 +1,64 @@
+"""`convoy lead`: lead a run that nodes of other machines can join."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from convoy.cli.options import Options, given_values
+from convoy.cli.train import show_run, start_run
+from convoy.config import load_config
+from convoy.errors import ConfigError
+
+_GROUP = "Network"
+
+
+def lead(
+    run_file: Path | None = None,
+    /,
+    *,
+    token_file: Annotated[Path, Parameter(group=_GROUP)],
+    host: Annotated[str, Parameter(group=_GROUP)] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=_GROUP)] = 29600,
+    trusted_network: Annotated[bool, Parameter(group=_GROUP, negative="")] = False,
+    options: Options | None = None,  # type: ignore[valid-type]
+    resume: Annotated[Path | None, Parameter(group="Output")] = None,
+    json: Annotated[bool, Parameter(group="Output", negative="")] = False,
+    quiet: Annotated[bool, Parameter(group="Output", negative="")] = False,
+) -> None:
+    """Lead a run that nodes of other machines can join.
+
+    Starts --nodes nodes on this machine too, and waits for --min-nodes in all. On the other
+    machines: convoy join HOST:PORT --token-file FILE
+
+    Parameters
+    ----------
+    run_file:
+        A TOML file with any of the options below: lr = 0.1
+    token_file:
+        Holds the secret that nodes must know to join; made if it is not there.
+    host:
+        This machine's address, as the other machines know it.
+    port:
+        The port to listen on.
+    trusted_network:
+        Leave loopback: everybody on that network may be trusted.
+    resume:
+        Go on with the run in this folder; nodes that wait for their lead come back.
+    json:
+        Print one JSON object about the run as the last line on standard output.
+    quiet:
+        Show no progress.
+    """
+    from convoy.launch.serving import make_serving
+    from convoy.launch.token import read_or_make_token
+
+    given = given_values(options)
+    if resume is not None and run_file is not None:
+        raise ConfigError("a resumed run has its own config", got=str(run_file))
+    if resume is None:
+        given = load_config(run_file, given).as_dict()
+    token = read_or_make_token(token_file)
+    serving = make_serving(host, port, token, trusted_network=trusted_network)
+    run = start_run(given, resume, quiet=quiet, serving=serving)
+    show_run(run, json=json, quiet=quiet)

@@ -1,0 +1,42 @@
+"""Where a lead may listen: loopback, or one address of a network that its user trusts."""
+
+import ipaddress
+import socket
+
+from convoy.errors import ConfigError
+from convoy.outer.crew import Serving
+
+
+def make_serving(host: str, port: int, token: str, *, trusted_network: bool) -> Serving:
+    """Return how a lead is reached, or refuse what would be unsafe."""
+    address = _resolve(host)
+    if address.is_unspecified:
+        raise ConfigError(
+            "a lead listens on one address, not on all of them",
+            got=host,
+            hint="Give the address by which the other machines know this one.",
+        )
+    if not address.is_loopback and not trusted_network:
+        raise ConfigError(
+            "gradients travel unencrypted, so a lead leaves loopback on a private network only",
+            got=host,
+            hint="Give --trusted-network if everybody on that network may be trusted.",
+        )
+    if not 0 <= port <= 65535:
+        raise ConfigError("'port' is out of range", got=port, allowed="0 to 65535")
+    return Serving(token=token, host=str(address), port=port, open_to_others=True)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Read "host:port"."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError("the lead's address is not HOST:PORT", got=text)
+    return host, int(port)
+
+
+def _resolve(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host))
+    except (OSError, ValueError):
+        raise ConfigError("this address is not known", got=host) from None
