@@ -26,5 +26,21 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.loading:bench_loading",
             "our batches of varied images against torch's DataLoader, on one core",
         ),
+        "unequal": Entry(
+            "convoy.bench.unequal:bench_unequal",
+            "lockstep on four unequal nodes against DDP, torchft, hivemind and the nodes' sum",
+        ),
+        "change": Entry(
+            "convoy.bench.change:bench_change",
+            "lockstep when a node becomes four times slower in mid-run, against the new sum",
+        ),
+        "tta": Entry(
+            "convoy.bench.tta:bench_tta",
+            "time to 88 % on Fashion-MNIST on four unequal nodes, lockstep against DDP",
+        ),
+        "lopsided": Entry(
+            "convoy.bench.lopsided:bench_lopsided",
+            "one fast node among very slow ones against the fast node alone",
+        ),
     },
 )

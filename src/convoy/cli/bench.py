@@ -1,6 +1,8 @@
 """`convoy bench`: measure Convoy beside its peers."""
 
+import inspect
 import json as json_format
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ from rich.table import Table
 from convoy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from convoy.bench.catalog import Benchmark
     from convoy.bench.report import Report
 
 
@@ -21,6 +24,7 @@ def bench(
     json: Annotated[bool, Parameter(negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
     png: Path | None = None,
+    data_dir: Path | None = None,
 ) -> None:
     """Measure one question beside its peers; without NAME, list the questions.
 
@@ -34,6 +38,8 @@ def bench(
         A rough answer within 50 seconds on two cores.
     png:
         Draw the result into this file.
+    data_dir:
+        Where the data lies, for a benchmark that trains on a named data set.
     """
     from convoy.bench.catalog import BENCHMARKS
 
@@ -44,7 +50,10 @@ def bench(
     if png is not None:
         _check_picture(png)
     console = Console(stderr=True, highlight=False)
-    report = BENCHMARKS.get(name)(quick=quick, tell=console.print)
+    measure = BENCHMARKS.get(name)
+    if data_dir is not None:
+        measure = partial(measure, **{"data_dir": _checked_data_dir(data_dir, name, measure)})
+    report = measure(quick=quick, tell=console.print)
     if png is not None:
         from convoy.bench.plot import write_plot
 
@@ -53,6 +62,14 @@ def bench(
         print(json_format.dumps(report.as_dict()))
     else:
         _print_tables(report)
+
+
+def _checked_data_dir(path: Path, name: str, measure: "Benchmark") -> Path:
+    if "data_dir" not in inspect.signature(measure).parameters:
+        raise ConfigError(f"the benchmark '{name}' makes its own data", got=str(path))
+    if not path.is_dir():
+        raise ConfigError("the data's folder does not exist", got=str(path))
+    return path
 
 
 def _check_picture(path: Path) -> None:

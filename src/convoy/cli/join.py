@@ -46,6 +46,7 @@ def join(
     quiet:
         Show nothing.
     """
+    from convoy.launch.quiet import quiet_engines
     from convoy.launch.serving import split_address
     from convoy.launch.token import read_token
 
@@ -53,6 +54,7 @@ def join(
     token = read_token(token_file)
     console = Console(stderr=True, quiet=quiet, highlight=False)
 
+    quiet_engines()
     # Torch takes two seconds to import: only once the options are known to be right.
     from convoy.inner.arithmetic import choose_device
     from convoy.launch.join import join as take_part

@@ -1,6 +1,8 @@
 """`convoy train`: train a network, or go on with a run."""
 
 import json as json_format
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from convoy.cli.options import Options, given_values
-from convoy.config import load_config
+from convoy.config import Config, changed_on_resume, load_config, read_toml
 from convoy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from convoy.launch.torchrun import Placement
     from convoy.outer.crew import Serving
     from convoy.run import Run
 
@@ -31,6 +34,7 @@ def train(
 
     Without any option this trains LeNet-5 on the data set that comes with Convoy. Values are
     taken from RUN-FILE (TOML), over it from CONVOY_* variables, over those from the flags.
+    Under torchrun every rank is one node: torchrun --nproc-per-node 4 -m convoy train
 
     Parameters
     ----------
@@ -46,9 +50,55 @@ def train(
     given = given_values(options)
     if resume is not None and run_file is not None:
         raise ConfigError("a resumed run has its own config", got=str(run_file))
+    placement = _placement()
+    if placement is not None and not placement.is_lead:
+        _take_part(placement, run_file, resume, given)
+        return
     if resume is None:
         given = load_config(run_file, given).as_dict()
-    show_run(start_run(given, resume, quiet=quiet), json=json, quiet=quiet)
+    with ExitStack() as stack:
+        serving = None
+        if placement is not None:
+            from convoy.launch.torchrun import announced, options_of_lead
+
+            config = _config(run_file, resume, given)
+            given |= options_of_lead(placement, config, os.cpu_count() or 1)
+            serving = stack.enter_context(announced(placement))
+        run = start_run(given, resume, quiet=quiet, serving=serving)
+    show_run(run, json=json, quiet=quiet)
+
+
+def _placement() -> "Placement | None":
+    """Return this process's place under torchrun, if that has started it."""
+    if "WORLD_SIZE" not in os.environ:
+        return None
+    from convoy.launch.torchrun import read_placement
+
+    return read_placement(os.environ)
+
+
+def _config(run_file: Path | None, resume: Path | None, given: dict[str, Any]) -> Config:
+    """Return the config of the run to come; a run that cannot be read is told of later."""
+    if resume is None:
+        return load_config(run_file, given)
+    saved = resume / "config.toml"
+    return changed_on_resume(Config(**read_toml(saved)) if saved.is_file() else Config(), given)
+
+
+def _take_part(
+    placement: "Placement", run_file: Path | None, resume: Path | None, given: dict[str, Any]
+) -> None:
+    """Be one of torchrun's other ranks: train, and leave all telling to rank 0."""
+    import torch
+
+    from convoy.launch.join import join
+    from convoy.launch.torchrun import find_lead, order_of_rank
+
+    lead = find_lead(placement)
+    config = _config(run_file, resume, given)  # after rank 0, so that mistakes are told once
+    cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    order = order_of_rank(placement, config, lead, cores=cores, gpus=gpus)
+    join(order, reconnect_s=config.quorum_timeout_s, tell=lambda _: None)
 
 
 def show_run(run: "Run", *, json: bool, quiet: bool) -> None:

@@ -82,7 +82,7 @@ def measure(
     batch = _blank_batch(arithmetic, in_shape, size)
     _step(executor, batch)
     steps, started = 0, time.perf_counter()
-    while steps < 20 and time.perf_counter() - started < budget_s:
+    while steps == 0 or (steps < 20 and time.perf_counter() - started < budget_s):
         _step(executor, batch)
         steps += 1
     return steps * size / (time.perf_counter() - started)

@@ -95,7 +95,7 @@ def choose_crew(
         requested=requested,
         model=given.model,
         data=given.data,
-        expect=max(here, requested.min_nodes),
+        expect=max(here, requested.min_nodes, serving.expect if serving else 0),
     )
 
 

@@ -47,7 +47,7 @@ from convoy.outer.progress import Progress
 from convoy.outer.state import pack, unpack
 
 _TICK_S = 0.05
-_START_PATIENCE_S = 120.0  # for a node of this machine to import, load data and measure itself
+_START_GRACE_S = 8.0  # from the first node that is ready, for the others to be ready too
 _CALL_AGAIN_S = 5.0
 _END_GRACE_S = 3.0
 _STATE_SLACK = 64 << 20  # a deposit may be so much longer than weights and momentum
@@ -76,6 +76,8 @@ class Lead:
         self._stopping = False
         self._outcome: str | None = None
         self._enough_at = time.monotonic()
+        self._first_ready_at: float | None = None
+        self._rules = rules_of(job.config)
         self._told_paused = False
         self._called_at = 0.0
         self._ledger = stack.enter_context(_Ledger(crew))
@@ -279,16 +281,35 @@ class Lead:
                 reason=f"{ready.speed:,.0f} samples/s in a probe",
             )
         )
+        self._first_ready_at = self._first_ready_at or time.monotonic()
         if self._formed:
+            self._let_in(node)
+
+    def _let_in(self, node: NodeRecord) -> None:
+        """Call a node that comes late into the group, unless it would slow the others down."""
+        called = worth_calling([node.speed], self._speeds(), self._rules, self._roster.exchange_s)
+        if called or len(self._roster.in_state("training")) < self._job.config.min_nodes:
             self._call_together()
+            return
+        assert node.connection is not None
+        node.connection.tell(aside=wire.Nothing())
+        reason = f"a step is not clearly shorter with its {node.speed:,.3g} samples/s"
+        self._note_aside(node, wire.Aside(reason=reason, speed=node.speed))
+
+    def _speeds(self) -> list[float]:
+        return [node.speed for node in self._roster.in_state("training") if node.speed > 0]
 
     def _watch_start(self) -> None:
-        """Call the first group together once everybody who is expected is there."""
-        if self._formed or self._outcome is not None:
+        """Call the first group together once everybody who is expected is there.
+
+        Nodes that take long to measure themselves are slow: the others need not wait for them.
+        """
+        if self._formed or self._outcome is not None or self._first_ready_at is None:
             return
         ready = self._roster.in_state("ready")
-        waited = time.monotonic() - self._enough_at
-        if len(ready) >= self._crew.expect or (ready and waited > _START_PATIENCE_S):
+        waited = time.monotonic() - self._first_ready_at
+        enough = len(ready) >= self._job.config.min_nodes
+        if len(ready) >= self._crew.expect or (enough and waited > _START_GRACE_S):
             self._formed = True
             if self._lab is not None:
                 self._lab.start_clock()
@@ -431,9 +452,9 @@ class Lead:
         if not spares or now - self._called_at < _CALL_AGAIN_S or not self._formed:
             return
         self._called_at = now
-        speeds = [node.speed for node in self._roster.in_state("training") if node.speed > 0]
-        rules = rules_of(self._job.config)
-        called = worth_calling([n.speed for n in spares], speeds, rules, self._roster.exchange_s)
+        called = worth_calling(
+            [node.speed for node in spares], self._speeds(), self._rules, self._roster.exchange_s
+        )
         for node in (spares[i] for i in called):
             node.state = "ready"
             self._tell(f"{node.label} is called back: it would now make steps shorter")

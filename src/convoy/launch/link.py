@@ -217,6 +217,8 @@ class Link:
                 self._formed.set()
             case "lost" if self.group is not None:
                 self.group.break_up(because_of=message.lost)
+            case "aside" if self.group is not None:
+                self.group.leave()
             case "stop":
                 self.wants_stop = True
             case "leave":

@@ -7,6 +7,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 from convoy.launch.node import Order, run_local_node
+from convoy.launch.quiet import quiet_engines
 
 _PRELOADED = ["convoy.launch.node", "convoy.outer.lockstep", "convoy.inner.eager"]
 
@@ -14,6 +15,7 @@ _PRELOADED = ["convoy.launch.node", "convoy.outer.lockstep", "convoy.inner.eager
 def _context() -> ForkServerContext:
     # One process imports torch, which takes two seconds, and the nodes are forked from it
     # before it has any threads.
+    quiet_engines()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context

@@ -188,9 +188,15 @@ def probe(job: Job) -> float:
     """Measure how many samples per second this node trains, on a copy of its network."""
     config = job.config
     size = max(config.min_share, min(config.batch // 4, 64))
-    return measure(
-        config, job.executor.arithmetic, job.model, job.data.train.shape_CHW, size, _PROBE_S
-    )
+    smallest = _measure(job, config.min_share, budget_s=0.0)
+    if size / smallest > _PROBE_S:
+        return smallest  # a slow node need not be measured well to be known as slow
+    return _measure(job, size, _PROBE_S)
+
+
+def _measure(job: Job, size: int, budget_s: float) -> float:
+    shape = job.data.train.shape_CHW
+    return measure(job.config, job.executor.arithmetic, job.model, shape, size, budget_s)
 
 
 def model_digest(model: nn.Module) -> str:

@@ -98,20 +98,22 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class FromLead(_message.Message):
-    __slots__ = ("welcome", "admitted", "form", "lost", "stop", "leave")
+    __slots__ = ("welcome", "admitted", "form", "lost", "stop", "leave", "aside")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     admitted: Nothing
     form: Nothing
     lost: str
     stop: Nothing
     leave: Nothing
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., admitted: _Optional[_Union[Nothing, _Mapping]] = ..., form: _Optional[_Union[Nothing, _Mapping]] = ..., lost: _Optional[str] = ..., stop: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Nothing, _Mapping]] = ...) -> None: ...
+    aside: Nothing
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., admitted: _Optional[_Union[Nothing, _Mapping]] = ..., form: _Optional[_Union[Nothing, _Mapping]] = ..., lost: _Optional[str] = ..., stop: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Nothing, _Mapping]] = ..., aside: _Optional[_Union[Nothing, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("number", "identity", "config", "lighthouse", "store", "address", "has_state")

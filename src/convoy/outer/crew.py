@@ -18,12 +18,14 @@ class Serving:
         port: the port to listen on; 0 takes a free one.
         token: what a node must know to join.
         open_to_others: nodes from elsewhere may join.
+        expect: how many nodes are known to come; the first step waits for them.
     """
 
     token: str
     host: str = "127.0.0.1"
     port: int = 0
     open_to_others: bool = False
+    expect: int = 0
 
 
 @dataclass(frozen=True, eq=False)

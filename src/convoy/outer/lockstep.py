@@ -144,11 +144,11 @@ class Lockstep:
                 position = self._job.progress.position
                 self._formation = self._group.form(position, self._speed, _ASK_FOR_S)
                 self._share_state()
+                self._begin_group()
                 break
             except (GroupLostError, TimeoutError):
                 continue  # someone else was lost, or is not there yet: ask again
         self._lead.set_scribe(self._is_scribe)
-        self._begin_group()
         self._emit_group(why, time.perf_counter() - started)
         self._step_aside_if_told()
 
@@ -188,6 +188,8 @@ class Lockstep:
             same_layout=self.formation.same_layout,
         )
         self._reduction.watch()
+        dtype = self._job.executor.arithmetic.dtype
+        self._group.choose_way(self.formation, self._reduction.last_message, dtype)
 
     def _group_rules(self) -> Rules:
         """Return the rules with the fixed proportions of those nodes that are here."""
@@ -511,7 +513,7 @@ class Lockstep:
         """Add up a tensor over all members."""
         on_gpu = self.formation.backend == "nccl"
         values = values.to(self._job.train.device) if on_gpu else values
-        self._group.wait(self._group.start_sum(values))
+        self._group.sum(values)
         return values
 
     # ---------------------------------------------------------------- reports

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from convoy.errors import ConvoyError
+from convoy.outer.star import LONGEST_BYTES, Star, is_star_faster
 
 # torchft's Rust side tells every request; it reads this once, when it is first imported.
 os.environ.setdefault("RUST_LOG", "error")
@@ -176,6 +177,7 @@ class Group:
         self._attempt = 0
         self._process_group: ProcessGroupWrapper | None = None
         self._identities: set[str] = set()
+        self._star: Star | None = None
         self._heart: _Heart | None = None
         self._lock = threading.Lock()
 
@@ -234,6 +236,29 @@ class Group:
         with self._lock:
             self._process_group = group
             self._identities = {member.identity for member in formation.members}
+
+    def choose_way(self, formation: Formation, numel: int, dtype: torch.dtype) -> None:
+        """Find out whether messages of a length are added up faster over a star."""
+        self._star = None
+        too_long = numel * dtype.itemsize > LONGEST_BYTES
+        if formation.size < 3 or formation.backend != "gloo" or too_long:
+            return
+        speeds = [member.speed for member in formation.members]
+        centre = speeds.index(max(speeds))
+        star = Star(self, formation.rank, formation.size, centre)
+        if is_star_faster(star, self, numel, dtype):
+            self._star = star
+
+    def sum(self, tensor: Tensor) -> None:
+        """Add up a tensor over all members, in place, in the faster way."""
+        if self._star is not None and tensor.device.type == "cpu":
+            self._star.sum(tensor)
+        else:
+            self.sum_around(tensor)
+
+    def sum_around(self, tensor: Tensor) -> None:
+        """Add up a tensor over all members by an all-reduce, in place."""
+        self.wait(self.start_sum(tensor))
 
     def start_sum(self, tensor: Tensor) -> dist.Work:
         """Begin to add up a tensor over all members, in place."""

@@ -53,6 +53,12 @@ class Reduction:
         self._messages: list[tuple[Tensor, Tensor, dist.Work]] = []
 
     @property
+    def last_message(self) -> int:
+        """Return how many numbers the last message of a step holds: the one that is waited for."""
+        alone = not self.overlaps and self._wire == self._dtype
+        return self._flat.numel() if alone else self._extras
+
+    @property
     def overlaps(self) -> bool:
         """Tell whether there is anything to send before the backward pass is over."""
         return len(self._buckets) > 1
@@ -86,15 +92,15 @@ class Reduction:
             (bucket,) = self._buckets
             bucket.pack()
             self._flat[-self._extras :] = extras
-            self._send(self._flat)
+            self._sum(self._flat)
         else:
             self._send_complete(forced=True)
             self._flat[-self._extras :] = extras
-            self._send(self._flat[-self._extras :], exact=True)
-        for wire, target, work in self._messages:
-            group.wait(work)
-            if wire is not target:
-                target.copy_(wire)
+            for wire, target, work in self._messages:
+                group.wait(work)
+                if wire is not target:
+                    target.copy_(wire)
+            self._sum(self._flat[-self._extras :])
         for bucket in self._buckets:
             bucket.unpack()
         return self._flat[-self._extras :]
@@ -119,9 +125,17 @@ class Reduction:
             self._send(bucket.flat)
             bucket.sent = True
 
-    def _send(self, values: Tensor, *, exact: bool = False) -> None:
+    def _sum(self, values: Tensor) -> None:
+        """Add up a last message, with nothing left to do meanwhile."""
         assert self._group is not None
-        wire = values.to(self._wire_device, self._dtype if exact else self._wire)
+        wire = values.to(self._wire_device)
+        self._group.sum(wire)
+        if wire is not values:
+            values.copy_(wire)
+
+    def _send(self, values: Tensor) -> None:
+        assert self._group is not None
+        wire = values.to(self._wire_device, self._wire)
         self._messages.append((wire, values, self._group.start_sum(wire)))
 
 

@@ -1,0 +1,69 @@
+"""Adding up over a star: all send to one node, which adds and sends the sum back.
+
+gloo's all-reduce passes every part of a message through every node in turn, 2(n-1) hops; where
+one of them is slow to wake up, each hop waits for it. A star has two hops whatever n is. It
+moves n times the bytes through its centre, so that it loses where messages are long or the
+centre's link is slow: both are timed when a group forms.
+"""
+
+import time
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_TRIALS = 3
+LONGEST_BYTES = 4 << 20  # beyond, the centre's link would be the bottleneck: not even tried
+
+
+class Wires(Protocol):
+    """What a star needs of a group."""
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send a tensor to one member."""
+        ...
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Fill a tensor with what a member sends."""
+        ...
+
+    def sum_around(self, tensor: Tensor) -> None:
+        """Add up a tensor over all members by an all-reduce, in place."""
+        ...
+
+
+class Star:
+    """Adds up tensors over a group through its centre; all members get the same bits."""
+
+    def __init__(self, wires: Wires, rank: int, size: int, centre: int) -> None:
+        self._wires = wires
+        self._rank = rank
+        self._others = [other for other in range(size) if other != centre]
+        self._centre = centre
+
+    def sum(self, tensor: Tensor) -> None:
+        """Add up a tensor over all members, in place."""
+        if self._rank != self._centre:
+            self._wires.send(tensor, self._centre)
+            self._wires.receive(tensor, self._centre)
+            return
+        part = torch.empty_like(tensor)
+        for other in self._others:
+            self._wires.receive(part, other)
+            tensor += part
+        for other in self._others:
+            self._wires.send(tensor, other)
+
+
+def is_star_faster(star: Star, wires: Wires, numel: int, dtype: torch.dtype) -> bool:
+    """Time both ways with a message of the real size; every member comes to the same answer."""
+    message = torch.zeros(numel, dtype=dtype)
+    times = torch.zeros(2, dtype=torch.float64)
+    for trial in range(_TRIALS):
+        for way, add_up in enumerate((star.sum, wires.sum_around)):
+            started = time.perf_counter()
+            add_up(message)
+            if trial > 0:  # the first one is cold
+                times[way] += time.perf_counter() - started
+    wires.sum_around(times)
+    return bool(times[0] < times[1])
