@@ -2,20 +2,20 @@
 #
 #   make train              set up and run the main job    (ARGS="--model resnet20" adds options)
 #   make test               set up, lint, type-check, test
-#   make bench              set up and run the benchmark   (BENCH=single)
+#   make bench              set up and run the benchmark   (BENCH=unequal)
 
 PYTHON ?= python3
 VENV   ?= .venv
 # The release CI tests with. On a machine without a GPU, naming it keeps pip from taking the CUDA
 # build that an open range would bring; torch must be there before the package asks for "torch".
 TORCH  ?= torch==2.13.0
-BENCH  ?= single
+BENCH  ?= unequal
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test bench setup setup-dev lint format clean
+.PHONY: train test bench setup setup-dev lint format proto clean
 
 train: setup
-	$(VENV)/bin/convoy train $(ARGS)
+	$(VENV)/bin/convoy train examples/unequal.toml $(ARGS)
 
 bench: setup
 	$(VENV)/bin/convoy bench $(BENCH) $(ARGS)
@@ -33,6 +33,10 @@ lint: setup-dev
 format: setup-dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+# The messages between lead and nodes, from their description.
+proto: setup-dev
+	$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/convoy/launch/wire.proto
 
 setup: $(VENV)/.ready
 setup-dev: $(VENV)/.ready-dev

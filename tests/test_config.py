@@ -1,6 +1,7 @@
 """The configuration: types, ranges, laws, files, and what a resume may change."""
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,8 @@ def test_config_is_frozen() -> None:
 def test_every_field_has_help_and_a_group() -> None:
     for field in FIELDS.values():
         assert field.metadata["help"].endswith(".")
-        assert field.metadata["group"] in ("Data", "Model", "Training", "Machine", "Output")
+        groups = ("Data", "Model", "Nodes", "Training", "Machine", "Output")
+        assert field.metadata["group"] in groups
 
 
 @pytest.mark.parametrize("name", _bounded("at_least"))
@@ -108,9 +110,16 @@ def test_true_is_no_number(name: str) -> None:
         make(**{name: True})
 
 
-@pytest.mark.parametrize("value", ["1", None, [1], {"a": 1}, 1j])
+@pytest.mark.parametrize("value", ["one", None, [1], {"a": 1}, 1j])
 @pytest.mark.parametrize("name", _numeric())
 def test_only_a_number_is_a_number(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' must be"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["1", "auto", "none"])
+@pytest.mark.parametrize("name", [n for n in _numeric() if not FIELDS[n].metadata["words"]])
+def test_a_text_is_no_number_where_no_words_are_declared(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' must be"):
         make(**{name: value})
 
@@ -145,8 +154,9 @@ def test_a_folder_may_be_a_text_a_path_or_nothing_but_no_number(name: str) -> No
 
 @pytest.mark.parametrize("name", [name for name in HINTS if HINTS[name] is float])
 def test_a_whole_number_is_taken_where_a_number_is_due(name: str) -> None:
-    low = {"test_fraction": None, "gamma": 1, "momentum": 0, "log_interval_s": 1}.get(name, 0)
-    if low is None:  # its range (0 to 0.9) holds no whole number: refused by range, not by type
+    facts = FIELDS[name].metadata
+    low = math.ceil(facts["at_least"]) if facts["above"] is None else math.floor(facts["above"]) + 1
+    if facts["at_most"] is not None and low > facts["at_most"]:  # there is no whole number in it
         with pytest.raises(ConfigError, match="out of range"):
             make(**{name: 1})
         return

@@ -18,7 +18,19 @@ def make(**values: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("value", "nodes"), [("auto", 0), (0, 0), ("0", 0), (4, 4), ("4", 4), (64, 64), ("64", 64)]
+    ("value", "nodes"),
+    [
+        ("auto", 0),
+        (0, 0),
+        ("0", 0),
+        ("none", -1),
+        (-1, -1),
+        ("-1", -1),
+        (4, 4),
+        ("4", 4),
+        (64, 64),
+        ("64", 64),
+    ],
 )
 def test_nodes_are_a_number_or_a_word_for_one(value: object, nodes: int) -> None:
     config = make(nodes=value)
@@ -30,13 +42,15 @@ def test_nodes_are_a_number_or_a_word_for_one(value: object, nodes: int) -> None
     "value", ["", "Auto", "all", "four", "1.5", "1e1", "0x4", "4,4", "9" * 5000]
 )
 def test_another_word_is_refused_with_the_words_there_are(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"'nodes' must be a number; .*whole number or auto"):
+    with pytest.raises(
+        ConfigError, match=r"'nodes' must be a number; .*whole number or auto, none"
+    ):
         make(nodes=value)
 
 
-@pytest.mark.parametrize("value", [-1, "-1", 65, "65", 10**30, "1" + "0" * 30])
+@pytest.mark.parametrize("value", [-2, "-2", 65, "65", 10**30, "1" + "0" * 30])
 def test_numbers_out_of_range_are_refused_in_every_form(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"'nodes' is out of range; .*at least 0, at most 64"):
+    with pytest.raises(ConfigError, match=r"'nodes' is out of range; .*at least -1, at most 64"):
         make(nodes=value)
 
 
@@ -53,7 +67,7 @@ def test_where_no_words_are_declared_a_text_is_no_number(name: str) -> None:
             make(**{name: value})
 
 
-@pytest.mark.parametrize(("text", "nodes"), [('"auto"', 0), ("3", 3), ('"3"', 3)])
+@pytest.mark.parametrize(("text", "nodes"), [('"auto"', 0), ('"none"', -1), ("3", 3), ('"3"', 3)])
 def test_words_stand_in_run_files_too(tmp_path: Path, text: str, nodes: int) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"nodes = {text}\n", encoding="utf-8")

@@ -5,7 +5,7 @@ python tools/write_options.py
 
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from convoy.config import FIELDS, HINTS
 
@@ -29,17 +29,24 @@ def describe_type(name: str) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if get_origin(hint) is tuple:
         return "numbers"
-    words = {int: "whole number", float: "number", bool: "true or false"}.get(hint, "text")
-    bounds = {"from": facts["at_least"], "above": facts["above"], "to": facts["at_most"]}
-    return " ".join(
-        [words, *(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)]
-    )
+    kind = {int: "whole number", float: "number", bool: "true or false"}.get(hint, "text")
+    named = facts["words"]
+    low = facts["at_least"]
+    while low in named.values():  # the words say it better
+        low += 1
+    bounds = {"from": low, "above": facts["above"], "to": facts["at_most"]}
+    told = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
+    return ", ".join([*(f"`{word}`" for word in named), " ".join([kind, *told])])
 
 
-def describe_default(value: Any) -> str:  # noqa: ANN401 - a default may be anything
+def describe_default(name: str) -> str:
     """Return a default as it would be typed."""
+    value, words = FIELDS[name].default, FIELDS[name].metadata["words"]
     if value in (None, ()):
         return ""
+    for word, number in words.items():
+        if number == value:
+            return f"`{word}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
@@ -52,7 +59,7 @@ def main() -> None:
         for name in names:
             field = FIELDS[name]
             may = "yes" if field.metadata["on_resume"] else ""
-            default = describe_default(field.default)
+            default = describe_default(name)
             text = field.metadata["help"]
             lines.append(f"| `{name}` | {text} | {describe_type(name)} | {default} | {may} |")
         lines.append("")

@@ -19,6 +19,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use: a batch system may give it a part only."""
+    return len(os.sched_getaffinity(0))
+
+
 def machine() -> dict[str, Any]:
     """Return processor, cores, memory and accelerators."""
     import torch

@@ -35,12 +35,12 @@ def test_nodes_are_asked_for_by_number_speeds_or_devices(
 
 @pytest.mark.parametrize(
     ("cores", "nodes", "threads"),
-    [(8, 1, 8), (8, 2, 4), (8, 3, 2), (8, 8, 1), (2, 4, 1), (1, 1, 1), (None, 2, 1), (8, 0, 8)],
+    [(8, 1, 8), (8, 2, 4), (8, 3, 2), (8, 8, 1), (2, 4, 1), (1, 1, 1), (8, 0, 8)],
 )
 def test_cores_are_divided_among_nodes_and_each_has_one(
-    monkeypatch: pytest.MonkeyPatch, cores: int | None, nodes: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, nodes: int, threads: int
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert threads_per_node(Config(), nodes) == threads
 
 

@@ -58,18 +58,20 @@ def test_a_missing_last_update_is_found_where_the_run_is_over() -> None:
 def test_samples_trained_twice_are_found() -> None:
     lines = _clean()
     lines[2] = dataclasses.replace(lines[2], start=60, shares=((0, 36),))
-    assert find_faults(lines, 100, 2) == ["epoch 0: samples 64 to 60 in update 2"]
+    assert find_faults(lines, 100, 2) == ["epoch 0: update 2 starts at sample 60, not at 64"]
 
 
 def test_a_stretch_trained_by_two_updates_is_found() -> None:
     again = [dataclasses.replace(line, step=line.step + 1) for line in _clean()[1:]]
-    assert find_faults([*_clean()[:2], *again], 100, 2) == ["epoch 0: samples 64 to 32 in update 2"]
+    assert find_faults([*_clean()[:2], *again], 100, 2) == [
+        "epoch 0: update 2 starts at sample 32, not at 64"
+    ]
 
 
 def test_samples_left_out_are_found() -> None:
     lines = _clean()
     lines[1] = dataclasses.replace(lines[1], start=33, shares=((0, 31),))
-    assert find_faults(lines, 100, 2) == ["epoch 0: samples 32 to 33 in update 1"]
+    assert find_faults(lines, 100, 2) == ["epoch 0: update 1 starts at sample 33, not at 32"]
 
 
 @pytest.mark.parametrize("given_", [31, 33, 0])

@@ -160,7 +160,10 @@ def test_config_that_the_disk_refuses_is_told(tmp_path: Path) -> None:
 
 
 def test_saved_text_has_each_value_with_its_meaning() -> None:
-    lines = config_text(Config(data_dir="d", cache_dir="c")).splitlines()
+    everything = Config(
+        data_dir="d", cache_dir="c", devices="cpu", speeds=(1.0,), speed_changes="1:1@1"
+    )
+    lines = config_text(everything).splitlines()
     expected = [name for name, field in FIELDS.items() if field.metadata["kept"]]
     assert [line.split(" = ")[0] for line in lines] == expected
     for name, line in zip(expected, lines, strict=True):

@@ -5,7 +5,6 @@ machine with a GPU also: the GPU as one node, and CPU nodes beside it. The peer 
 fast node training alone, by Convoy's own loop for one node (see `convoy bench single`), in turn.
 """
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from convoy.bench.ours import Recording, record_lockstep, speed_between
 from convoy.bench.peers import Task
 from convoy.bench.report import Bar, Report, Row, median_ratio
+from convoy.machine import usable_cores
 
 _SPEEDS = (1.0, 0.02, 0.02, 0.02)
 _ON_CPU = Task("resnet20", (3, 32, 32), 10, 128, (128,))
@@ -74,7 +74,7 @@ def _on_gpu(steps: int, alone: bool) -> float:
 
 
 def _cpu_nodes() -> int:
-    return max(1, min(8, (os.cpu_count() or 2) - 2))
+    return max(1, min(8, usable_cores() - 2))
 
 
 def _second_half(recording: Recording, steps: int) -> float:

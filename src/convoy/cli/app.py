@@ -12,6 +12,7 @@ from convoy.cli.doctor import doctor
 from convoy.cli.join import join
 from convoy.cli.lead import lead
 from convoy.cli.runs import runs
+from convoy.cli.slurm import slurm
 from convoy.cli.train import train
 from convoy.errors import ConfigError, ConvoyError, Interrupted
 
@@ -24,6 +25,7 @@ app = cyclopts.App(
 app.command(train)
 app.command(lead)
 app.command(join)
+app.command(slurm)
 app.command(runs)
 app.command(bench)
 app.command(doctor)

@@ -2,7 +2,6 @@
 
 import inspect
 import json as json_format
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,9 +50,8 @@ def bench(
         _check_picture(png)
     console = Console(stderr=True, highlight=False)
     measure = BENCHMARKS.get(name)
-    if data_dir is not None:
-        measure = partial(measure, **{"data_dir": _checked_data_dir(data_dir, name, measure)})
-    report = measure(quick=quick, tell=console.print)
+    more = {} if data_dir is None else {"data_dir": _checked_data_dir(data_dir, name, measure)}
+    report = measure(quick=quick, tell=console.print, **more)
     if png is not None:
         from convoy.bench.plot import write_plot
 

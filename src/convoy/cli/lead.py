@@ -1,5 +1,6 @@
 """`convoy lead`: lead a run that nodes of other machines can join."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def lead(
         raise ConfigError("a resumed run has its own config", got=str(run_file))
     if resume is None:
         given = load_config(run_file, given).as_dict()
-    token = read_or_make_token(token_file)
-    serving = make_serving(host, port, token, trusted_network=trusted_network)
+    serving = make_serving(host, port, trusted_network=trusted_network)
+    serving = replace(serving, token=read_or_make_token(token_file))
     run = start_run(given, resume, quiet=quiet, serving=serving)
     show_run(run, json=json, quiet=quiet)

@@ -14,6 +14,7 @@ from rich.table import Table
 from convoy.cli.options import Options, given_values
 from convoy.config import Config, changed_on_resume, load_config, read_toml
 from convoy.errors import ConfigError
+from convoy.machine import usable_cores
 
 if TYPE_CHECKING:
     from convoy.launch.torchrun import Placement
@@ -62,7 +63,7 @@ def train(
             from convoy.launch.torchrun import announced, options_of_lead
 
             config = _config(run_file, resume, given)
-            given |= options_of_lead(placement, config, os.cpu_count() or 1)
+            given |= options_of_lead(placement, config, usable_cores())
             serving = stack.enter_context(announced(placement))
         run = start_run(given, resume, quiet=quiet, serving=serving)
     show_run(run, json=json, quiet=quiet)
@@ -96,7 +97,7 @@ def _take_part(
 
     lead = find_lead(placement)
     config = _config(run_file, resume, given)  # after rank 0, so that mistakes are told once
-    cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    cores, gpus = usable_cores(), torch.cuda.device_count()
     order = order_of_rank(placement, config, lead, cores=cores, gpus=gpus)
     join(order, reconnect_s=config.quorum_timeout_s, tell=lambda _: None)
 

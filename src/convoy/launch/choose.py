@@ -4,7 +4,6 @@ PyTorch's own threads waste much of a machine on small networks, so that several
 threads can be faster than one of many; but they must be started and exchange gradients.
 """
 
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from convoy.errors import ConfigError
 from convoy.inner.arithmetic import choose_device
 from convoy.inner.probe import measure
 from convoy.launch.lab import check_speeds, parse_speed_changes
+from convoy.machine import usable_cores
 from convoy.outer.crew import Crew, Serving
 from convoy.outer.job import Job
 from convoy.outer.strategy import AUTO
@@ -73,7 +73,7 @@ def device_names(config: Config) -> tuple[str, ...]:
 
 def threads_per_node(config: Config, nodes: int) -> int:
     """Return how many CPU threads each of some nodes gets."""
-    return config.threads or max(1, (os.cpu_count() or 1) // max(nodes, 1))
+    return config.threads or max(1, usable_cores() // max(nodes, 1))
 
 
 def choose_crew(
@@ -113,11 +113,12 @@ def _nodes_by_probe(job: Job, requested: Config, serving: Serving | None) -> int
         return 1
     if job.train.device.type == "cuda":
         return max(1, torch.cuda.device_count()) if requested.device == "auto" else 1
-    cores = requested.threads or os.cpu_count() or 1
+    cores = usable_cores()
     left = (job.config.epochs - job.progress.epoch) * len(job.train)
-    if cores == 1 or (serving is None and left / _rate(job, cores, 1) < _SHORT_RUN_S):
+    threads = min(requested.threads or cores, cores)
+    if cores == 1 or (serving is None and left / _rate(job, threads, 1) < _SHORT_RUN_S):
         return 1
-    return choose_layout(_layouts(job, cores), left).nodes
+    return choose_layout(_layouts(job, cores, requested.threads), left).nodes
 
 
 def choose_layout(layouts: list[Layout], samples: int) -> Layout:
@@ -137,13 +138,15 @@ def _seconds(layout: Layout, samples: int) -> float:
     return start_s + samples / layout.samples_per_s
 
 
-def _layouts(job: Job, cores: int) -> list[Layout]:
-    counts = sorted({1, cores, max(1, cores // 2), max(1, cores // 4)})
-    fitting = [n for n in counts if n == 1 or job.config.batch // n >= job.config.min_share]
+def _layouts(job: Job, cores: int, threads: int) -> list[Layout]:
+    """Measure one node and several; `threads` of each may be given."""
+    counts = {1, cores // threads} if threads else {1, cores, cores // 2, cores // 4}
     layouts = []
-    for nodes in fitting:
-        rate = _rate(job, cores // nodes, nodes)
-        layouts.append(Layout(nodes, cores // nodes, rate * (nodes * _SHARING if nodes > 1 else 1)))
+    for nodes in sorted(counts - {0}):
+        if nodes == 1 or job.config.batch // nodes >= job.config.min_share:
+            each = threads or cores // nodes
+            rate = _rate(job, each, nodes) * (nodes * _SHARING if nodes > 1 else 1)
+            layouts.append(Layout(nodes, each, rate))
     return layouts
 
 

@@ -1,5 +1,6 @@
 """A node from elsewhere: joins a lead, and comes back when the lead does."""
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -34,4 +35,6 @@ def join(order: Order, *, reconnect_s: float, tell: Callable[[str], None]) -> st
             if str(error) != told:
                 told = str(error)
                 tell(f"{error}; trying again for {reconnect_s:g} s")
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)  # nobody is left to take leave of
             time.sleep(_AGAIN_S)

@@ -345,6 +345,9 @@ class _QuotaGroups:
     def close(self) -> None:
         """Free all processes and remove the groups; what cannot be removed stays, empty."""
         for group in self._nodes:
+            # A process that is moved while it is held back would not run on for a while.
+            with contextlib.suppress(OSError):
+                self._write_quota(group, math.inf)
             _empty_and_remove(group, self._home)
         with contextlib.suppress(OSError):
             self._folder.rmdir()

@@ -49,6 +49,7 @@ from convoy.outer.state import pack, unpack
 _TICK_S = 0.05
 _START_GRACE_S = 8.0  # from the first node that is ready, for the others to be ready too
 _CALL_AGAIN_S = 5.0
+_STOP_PATIENCE_S = 15.0  # for nodes to finish their step and hand over their state
 _END_GRACE_S = 3.0
 _STATE_SLACK = 64 << 20  # a deposit may be so much longer than weights and momentum
 
@@ -73,7 +74,7 @@ class Lead:
         self._scribe: NodeRecord | None = None
         self._quorum = -1
         self._formed = False  # the first group was called together
-        self._stopping = False
+        self._stopping, self._stopping_since = False, 0.0
         self._outcome: str | None = None
         self._enough_at = time.monotonic()
         self._first_ready_at: float | None = None
@@ -206,7 +207,8 @@ class Lead:
             "leaving": self._see_off,
             "done": self._note_done,
         }
-        handlers[kind](node, getattr(message, kind))
+        if kind is not None:  # else it says something that we do not know
+            handlers[kind](node, getattr(message, kind))
 
     # ------------------------------------------------------------ nodes come
 
@@ -408,8 +410,10 @@ class Lead:
         self._call_together()
 
     def _watch_stop(self) -> None:
+        if self._stopping and time.monotonic() - self._stopping_since > _STOP_PATIENCE_S:
+            raise Interrupted(f"stopped; the nodes did not answer. {self._resume_hint() or ''}")
         if self._job.stop.requested and not self._stopping:
-            self._stopping = True
+            self._stopping, self._stopping_since = True, time.monotonic()
             if not self._formed:
                 raise Interrupted("stopped before the first step; nothing was trained")
             for node in self._roster.in_state("training", "ready"):

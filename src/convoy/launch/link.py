@@ -6,6 +6,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,9 +119,12 @@ class Link:
 
     def wait_for_call(self, timeout_s: float) -> bool:
         """Wait until the lead calls a node back that stood aside; tell whether it did."""
-        called = self._formed.wait(timeout_s)
-        self.check()
-        return called
+        deadline = time.monotonic() + timeout_s
+        while not self._formed.wait(0.2):
+            self.check()
+            if self.leaving or time.monotonic() > deadline:
+                return False
+        return True
 
     def _wait_for_form(self) -> None:
         while not self._formed.wait(0.2):

@@ -3,8 +3,10 @@
 import copy
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,7 @@ def run_local_node(order: Order) -> None:
     """Be one of the lead's own nodes: ends with the lead, and leaves signals to it."""
     ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the lead decides
+    threading.Thread(target=_end_with_lead, name="lead", daemon=True).start()
     if order.namespace is not None:
         enter_namespace(order.namespace)
     try:
@@ -76,6 +79,14 @@ def run_local_node(order: Order) -> None:
         os._exit(error.exit_code)
     # Threads of gRPC, torchft and gloo may be waiting for peers that are gone.
     os._exit(0)
+
+
+def _end_with_lead() -> None:
+    # The process that forked us lives as long as we do; only this tells that the lead is dead.
+    lead = multiprocessing.parent_process()
+    if lead is not None:
+        lead.join()
+        os._exit(0)
 
 
 def run_node(order: Order) -> str:

@@ -7,8 +7,8 @@ from convoy.errors import ConfigError
 from convoy.outer.crew import Serving
 
 
-def make_serving(host: str, port: int, token: str, *, trusted_network: bool) -> Serving:
-    """Return how a lead is reached, or refuse what would be unsafe."""
+def make_serving(host: str, port: int, *, trusted_network: bool) -> Serving:
+    """Return how a lead is reached, without a token yet, or refuse what would be unsafe."""
     address = _resolve(host)
     if address.is_unspecified:
         raise ConfigError(
@@ -24,15 +24,16 @@ def make_serving(host: str, port: int, token: str, *, trusted_network: bool) -> 
         )
     if not 0 <= port <= 65535:
         raise ConfigError("'port' is out of range", got=port, allowed="0 to 65535")
-    return Serving(token=token, host=str(address), port=port, open_to_others=True)
+    return Serving(token="", host=str(address), port=port, open_to_others=True)
 
 
 def split_address(text: str) -> tuple[str, int]:
     """Read "host:port"."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
+    if not colon or not host or not 0 < number < 65536:
         raise ConfigError("the lead's address is not HOST:PORT", got=text)
-    return host, int(port)
+    return host, number
 
 
 def _resolve(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

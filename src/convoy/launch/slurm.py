@@ -63,12 +63,16 @@ def batch_script(job: SlurmJob) -> str:
         "signal": "B:TERM@60",
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in wanted.items() if value]
-    body = _BODY.format(
-        python=shlex.quote(job.python),
-        run_file=shlex.quote(job.run_file),
-        nodes=job.nodes,
-        gpus=job.gpus,
-    )
+    values = {
+        "@PYTHON@": shlex.quote(job.python),
+        "@LEAD_FLAGS@": f" --cpus-per-task={job.cpus}" if job.cpus else "",
+        "@NODES@": str(job.nodes),
+        "@JOINING@": _joining(job),
+        "@RUN_FILE@": shlex.quote(job.run_file),  # the last: what it holds is not looked at
+    }
+    body = _BODY
+    for mark, value in values.items():
+        body = body.replace(mark, value)
     return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", body])
 
 
@@ -84,7 +88,9 @@ def _check(job: SlurmJob) -> None:
         )
     if job.time is not None and not _TIME.fullmatch(job.time):
         raise ConfigError(
-            "'time' is not as Slurm writes it", got=job.time, allowed="MINUTES, H:MM:SS or D-H:MM:SS"
+            "'time' is not as Slurm writes it",
+            got=job.time,
+            allowed="MINUTES, H:MM:SS or D-H:MM:SS",
         )
     for name, value in (("run file", job.run_file), ("interpreter", job.python)):
         if not value.isprintable():
@@ -96,17 +102,84 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
         raise ConfigError(f"'{name}' is out of range", got=value, allowed=f"{low} to {high}")
 
 
-# The batch shell alone is told of the end of the time (--signal=B), and asks the lead alone to
-# stop: the others must stay for the last step, and go when the lead does.
-_BODY = r"""
-# Written by `convoy slurm`; submit it with sbatch, from a folder that all machines share.
-# A requeued job goes on with runs/JOB-NAME; for another run give sbatch another --job-name.
+def _joining(job: SlurmJob) -> str:
+    """Return the commands that bring the other machines in: a node for each, or for each GPU."""
+    others = job.nodes - 1
+    if others == 0:
+        return "others=\n"  # no process
+    tasks = max(job.gpus, 1)
+    flags = f"--nodes={others} --ntasks={others * tasks} --ntasks-per-node={tasks}"
+    if job.cpus:
+        flags += f" --cpus-per-task={max(1, job.cpus // tasks)}"
+    command = '"$python" -m convoy join'
+    if tasks > 1:
+        flags += " --overcommit"
+        command = f"bash -c '{_ONE_GPU}' \\\n  task {command}"
+    return _JOIN.replace("@FLAGS@", flags).replace("@COMMAND@", command)
+
+
+_ONE_GPU = 'exec "$@" --device "cuda:$SLURM_LOCALID" --name "$(uname -n)-$SLURM_LOCALID"'
+
+_JOIN = """\
+# shellcheck disable=SC2016 # the tasks shall expand it
+srun @FLAGS@ --exclude="$host" \\
+  @COMMAND@ "$address:$port" --token-file "$token" --reconnect-s 120 &
+others=$!
+"""
+
+# The batch shell alone is told that the time is nearly over (--signal=B), and asks the lead
+# alone to stop: the others must be there for the last step, and go when the lead does.
+_BODY = """\
+
+# Written by `convoy slurm`. Submit it with sbatch, from a folder that all machines share.
+# A job that is requeued or submitted again goes on with the run in runs/JOB-NAME;
+# for another run give sbatch another --job-name.
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 
-export CONVOY_PYTHON={python}
-export CONVOY_RUN_FILE={run_file}
-export CONVOY_RUN_FOLDER="runs/$SLURM_JOB_NAME"
-export CONVOY_TOKEN_FILE="$PWD/.convoy-$SLURM_JOB_ID.token"
-export CONVOY_PORT=$((20000 + SLURM_JOB_ID % 10000))
+python=@PYTHON@
+run_file=@RUN_FILE@
+out="runs/$SLURM_JOB_NAME"
+token="$PWD/.convoy-$SLURM_JOB_ID.token"
+port=$((20000 + SLURM_JOB_ID % 10000))
+
+# The secret that a node must know to join.
+trap 'rm -f "$token"' EXIT
+rm -f "$token"
+(umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$token")
+
+# The first machine leads; the others must know its address.
+read -r host < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+read -r address _ < <(getent ahostsv4 "$host")
+case "$address" in
+  127.*) read -r address _ < <(hostname -I) ;; # it knows itself by loopback only
+esac
+
+if compgen -G "$out/checkpoints/step-*" > /dev/null; then
+  run=(--resume "$out")
+else
+  if [ -e "$out" ]; then # it came to no checkpoint
+    mv "$out" "$out.$(date +%s)"
+  fi
+  run=("$run_file" --out "$out")
+fi
+
+srun --nodes=1 --ntasks=1@LEAD_FLAGS@ --nodelist="$host" \\
+  "$python" -m convoy lead "${run[@]}" --host "$address" --port "$port" --token-file "$token" \\
+  --trusted-network --nodes auto --min-nodes @NODES@ &
+lead=$!
+@JOINING@trap 'kill -TERM "$lead" 2> /dev/null || true' TERM INT
+
+status=0
+wait "$lead" || status=$?
+while kill -0 "$lead" 2> /dev/null; do # a signal ended the wait, not the lead
+  status=0
+  wait "$lead" || status=$?
+done
+for _ in {1..10}; do # the others leave when the lead has
+  kill -0 "$others" 2> /dev/null || break
+  sleep 1
+done
+while kill -TERM "$others" 2> /dev/null; do sleep 1; done
+exit "$status"
 """

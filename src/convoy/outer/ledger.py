@@ -6,8 +6,9 @@ was lost, or the run went back to a checkpoint), the newer line counts and every
 came after the older one is void.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,17 @@ class Update:
     stop: int
     quorum: int
     shares: tuple[tuple[int, int], ...]
+
+    def as_line(self) -> list[Any]:
+        """Return plain values for a file."""
+        return [self.step, self.epoch, self.start, self.stop, self.quorum, self.shares]
+
+    @classmethod
+    def from_line(cls, line: Sequence[Any]) -> "Update":
+        """Read what `as_line` wrote."""
+        step, epoch, start, stop, quorum, shares = line
+        given = tuple((int(node), int(count)) for node, count in shares)
+        return cls(step, epoch, start, stop, quorum, given)
 
 
 def settle(lines: Iterable[Update]) -> list[Update]:

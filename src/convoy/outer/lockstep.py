@@ -14,6 +14,7 @@ the same batch again; whoever had finished is one step ahead and hands its state
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -45,6 +46,7 @@ from convoy.randomness import fold, seed_torch
 from convoy.storage.checkpoint import Checkpoint
 
 _ASK_FOR_S = 5.0  # at a time, so that a lead that is gone is noticed while we wait for others
+_SETTLE_S, _SETTLE_STEPS = 2.0, 8  # a group trains at least so long before a node is sent away
 _LEDGER_KEPT = 512  # updates a node remembers, in case it has to report for one that died
 _COUNT, _LOSS, _CORRECT, _REGROUP, _STOP, _TIMES = range(6)  # places in the reduced numbers
 
@@ -150,6 +152,7 @@ class Lockstep:
                 continue  # someone else was lost, or is not there yet: ask again
         self._lead.set_scribe(self._is_scribe)
         self._emit_group(why, time.perf_counter() - started)
+        self._report_ledger()  # of updates whose teller may just have died
         self._step_aside_if_told()
 
     def _share_state(self) -> None:
@@ -166,12 +169,15 @@ class Lockstep:
             block = torch.empty(int(length), dtype=torch.uint8)
             self._group.receive(block, formation.source)
             self._job.take_over(unpack(block.numpy().tobytes()), "the state of a peer")
+            self._updates.clear()  # what we did since was done again by others, or told by them
+            self._reported = self._job.progress.updates
 
     def _begin_group(self) -> None:
         members = self.formation.members
         self._book = SpeedBook([member.speed for member in members])
         self._plan = make_plan(self._book.speeds, self._group_rules())
         self._tally = _Tally(len(members))
+        self._began_at = time.perf_counter()
         self._waited = 0.0
         if self._reduction is not None:
             self._reduction.close()
@@ -198,7 +204,7 @@ class Lockstep:
         known = self._rules.proportions
         numbers = [member.number for member in self.formation.members]
         weights = tuple(known[n] if n < len(known) else min(known) for n in numbers)
-        return Rules(self._rules.batch, self._rules.min_share, "fixed", weights)
+        return replace(self._rules, proportions=weights)
 
     def _emit_group(self, why: str, pause_s: float) -> None:
         formation, step = self.formation, self._job.progress.updates
@@ -242,6 +248,7 @@ class Lockstep:
         job = self._job
         steps = job.schedule.steps_per_epoch
         while job.progress.step < steps:
+            self._lead.check()
             if self._lead.leaving:
                 self._leave()
             if self._lead.wants_stop and self.formation.size == 1:
@@ -417,8 +424,9 @@ class Lockstep:
         return True
 
     def _is_settled(self) -> bool:
-        """Tell whether enough was measured to send a node away."""
-        return self._tally.steps >= 5  # one slow step proves nothing
+        """Tell whether enough was measured to send a node away: a slow moment proves nothing."""
+        long_enough = time.perf_counter() - self._began_at >= _SETTLE_S
+        return long_enough and self._tally.steps >= _SETTLE_STEPS
 
     def _change_group(self) -> None:
         """Form another group: somebody joins, leaves or had better stand aside."""
@@ -552,12 +560,12 @@ class Lockstep:
         new = [update for update in self._updates if update.step >= self._reported]
         if new:
             self._reported = new[-1].step + 1
-            self._job.events.emit(LedgerEvent(updates=[_as_line(update) for update in new]))
+            self._job.events.emit(LedgerEvent(updates=[update.as_line() for update in new]))
 
 
 def rules_of(config: Config) -> Rules:
     """Return what shares must keep to."""
-    return Rules(config.batch, config.min_share, config.allocation, config.shares)
+    return Rules(config.batch, config.min_share, config.allocation, config.shares, config.min_nodes)
 
 
 class _Tally:
@@ -588,7 +596,3 @@ class _Tally:
         found = self._samples, self._busy, self._waiting
         self._clear()
         return found
-
-
-def _as_line(update: Update) -> list[object]:
-    return [update.step, update.epoch, update.start, update.stop, update.quorum, update.shares]

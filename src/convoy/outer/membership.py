@@ -11,7 +11,9 @@ Every formation has a prefix of its own in the store, so that a late message of 
 never meets a new one.
 """
 
+import contextlib
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -336,15 +338,22 @@ class _Heart:
 
 
 class _BoundGloo(ProcessGroupGloo):  # type: ignore[misc] # torchft has no types
-    """torchft's reconfigurable gloo group, on one address instead of every interface."""
+    """torchft's reconfigurable gloo group, on one address, and one that can be broken up.
+
+    gloo's own `abort` does nothing (torch 2.13): whoever waits for a member that has left, but
+    lives, would wait on. A group that is broken up here shuts its connections down, so that all
+    waiting ends at once, on both sides.
+    """
 
     _bound_to = "127.0.0.1"
+    _sockets: tuple[tuple[int, int], ...] = ()
 
     def bind(self, address: str) -> None:
         """Use this address for all connections."""
         self._bound_to = address
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        before = connected_sockets()
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._bound_to)]
         options._timeout = self._timeout
@@ -352,7 +361,37 @@ class _BoundGloo(ProcessGroupGloo):  # type: ignore[misc] # torchft has no types
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        self._sockets = tuple(connected_sockets() - before)
         return group
+
+    def abort(self, errored: bool = True) -> None:
+        """Shut down the connections to all members, from any thread."""
+        for handle, inode in self._sockets:
+            shut_down(handle, inode)
+        self._sockets = ()
+        super().abort(errored=errored)  # waits for what is under way: it fails at once now
+
+
+def connected_sockets() -> set[tuple[int, int]]:
+    """Return this process's connected TCP sockets: their descriptors and unique numbers."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or is no such socket
+            own = socket.socket(fileno=os.dup(int(name)))
+            with own:
+                own.getpeername()
+                if own.family != socket.AF_UNIX:
+                    found.add((int(name), os.fstat(own.fileno()).st_ino))
+    return found
+
+
+def shut_down(handle: int, inode: int) -> None:
+    """Shut a socket down, if the descriptor is still that socket's."""
+    with contextlib.suppress(OSError):
+        own = socket.socket(fileno=os.dup(handle))
+        with own:
+            if os.fstat(own.fileno()).st_ino == inode:
+                own.shutdown(socket.SHUT_RDWR)
 
 
 def start_lighthouse(host: str, min_nodes: int) -> LighthouseServer:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.outer.allocation.plan import Plan, Rules, is_worth_calling, make_plan, step_time
+from convoy.outer.allocation.plan import Plan, Rules, make_plan, step_time, worth_calling
 from convoy.outer.allocation.speeds import SpeedBook
 
 RULES = Rules(batch=256, min_share=8)
@@ -241,6 +241,16 @@ def test_a_current_plan_keeps_nobody_who_should_leave() -> None:
     assert [left.node for left in plan.left_out] == [1, 2, 3]
 
 
+def test_a_batch_too_small_for_all_leaves_the_slowest_out_and_says_so() -> None:
+    plan = make_plan([30.0, 40.0, 40.0, 40.0], Rules(batch=24, min_share=8))
+    assert plan.shares == (0, 8, 8, 8)
+    (left,) = plan.left_out
+    assert (left.node, left.reason) == (
+        0,
+        "a batch of 24 is too small for shares of 8 for all",
+    )
+
+
 def test_a_node_alone_is_never_left_out() -> None:
     assert make_plan([0.001], RULES, exchange_s=100.0).left_out == ()
 
@@ -249,30 +259,49 @@ def test_a_node_alone_is_never_left_out() -> None:
 
 
 def test_who_stood_aside_is_called_when_the_fast_node_is_gone_and_not_before() -> None:
-    assert not is_worth_calling(1.0, [50.0], RULES, 0.0)
-    assert is_worth_calling(1.0, [1.0], RULES, 0.0)
-    assert is_worth_calling(1.0, [1.0, 1.0], RULES, 0.0)
+    assert worth_calling([1.0], [50.0], RULES, 0.0) == []
+    assert worth_calling([1.0], [1.0], RULES, 0.0) == [0]
+    assert worth_calling([1.0], [1.0, 1.0], RULES, 0.0) == [0]
 
 
 def test_who_stood_aside_for_the_exchange_is_called_when_it_has_become_cheap() -> None:
-    assert not is_worth_calling(100.0, [100.0], Rules(batch=64), 1.0)
-    assert is_worth_calling(100.0, [100.0], Rules(batch=64), 0.01)
+    assert worth_calling([100.0], [100.0], Rules(batch=64), 1.0) == []
+    assert worth_calling([100.0], [100.0], Rules(batch=64), 0.01) == [0]
 
 
 def test_who_stood_aside_is_called_when_it_has_become_fast() -> None:
-    assert not is_worth_calling(1.0, [50.0], RULES, 0.0)
-    assert is_worth_calling(25.0, [50.0], RULES, 0.0)
+    assert worth_calling([1.0], [50.0], RULES, 0.0) == []
+    assert worth_calling([25.0], [50.0], RULES, 0.0) == [0]
 
 
 def test_a_gain_below_five_percent_calls_nobody() -> None:
-    assert not is_worth_calling(4.0, [100.0], Rules(batch=1000), 0.0)
-    assert is_worth_calling(6.0, [100.0], Rules(batch=1000), 0.0)
+    assert worth_calling([4.0], [100.0], Rules(batch=1000), 0.0) == []
+    assert worth_calling([6.0], [100.0], Rules(batch=1000), 0.0) == [0]
+
+
+def test_several_are_called_together_where_one_alone_would_not_be_worth_it() -> None:
+    rules = Rules(batch=1000)
+    assert worth_calling([4.0], [100.0], rules, 0.0) == []
+    assert worth_calling([4.0, 4.0], [100.0], rules, 0.0) == [0, 1]
+
+
+def test_only_those_are_called_who_would_be_given_a_share() -> None:
+    assert worth_calling([1.0, 40.0, 2.0], [50.0], RULES, 0.0) == [1]
+    assert worth_calling([10.0, 20.0], [10.0], Rules(batch=16), 0.0) == [1]
+
+
+def test_nobody_is_called_where_nobody_stands_aside() -> None:
+    assert worth_calling([], [50.0], RULES, 0.0) == []
+
+
+def test_everybody_is_called_where_nobody_is_left() -> None:
+    assert worth_calling([1.0, 50.0], [], RULES, 100.0) == [0, 1]
 
 
 @pytest.mark.parametrize("policy", ["uniform", "fixed"])
 def test_where_speed_does_not_count_everybody_is_called(policy: str) -> None:
     rules = Rules(256, 8, "uniform" if policy == "uniform" else "fixed", (1.0, 1.0))
-    assert is_worth_calling(0.001, [50.0], rules, 100.0)
+    assert worth_calling([0.001, 50.0], [50.0], rules, 100.0) == [0, 1]
 
 
 @given(speeds=SPEEDS, exchange_s=EXCHANGES, batch=st.integers(8, 1024))
@@ -282,8 +311,10 @@ def test_nobody_is_called_back_at_the_speeds_at_which_it_was_sent_away(
     plan = make_plan(speeds, Rules(batch), exchange_s=exchange_s)
     out = {left.node for left in plan.left_out}
     stayed = [speed for node, speed in enumerate(speeds) if node not in out]
-    for node in out:
-        assert not is_worth_calling(speeds[node], stayed, Rules(batch), exchange_s)
+    aside = [speeds[node] for node in sorted(out)]
+    assert worth_calling(aside, stayed, Rules(batch), exchange_s) == []
+    for speed in aside:
+        assert worth_calling([speed], stayed, Rules(batch), exchange_s) == []
 
 
 # ---------------------------------------------------------------- other policies

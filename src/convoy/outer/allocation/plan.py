@@ -19,6 +19,7 @@ Policy = Literal["speed", "uniform", "fixed"]
 
 _WORTH_CHANGING = 1.03  # shares stay as they are unless a step becomes 3 % shorter
 _WORTH_LEAVING = 1.03  # a node goes only where a step becomes 3 % shorter without it
+_CLEARLY_WORTH_LEAVING = 1.5  # the same, where speeds are known from short probes only
 _STANDSTILL = 1e-9  # samples per second: a speed that nothing is divided by zero with
 _WORTH_CALLING = 1.05  # a node that stood aside comes back only where a step becomes 5 % shorter
 
@@ -61,12 +62,14 @@ class Rules:
         min_share: the smallest share that is not 0.
         policy: shares by measured speed, all equal, or in fixed proportions.
         proportions: the fixed proportions, one for each node.
+        min_nodes: so many nodes stay, whatever they cost.
     """
 
     batch: int
     min_share: int = 8
     policy: Policy = "speed"
     proportions: tuple[float, ...] = ()
+    min_nodes: int = 1
 
     @property
     def smallest(self) -> int:
@@ -84,13 +87,15 @@ def make_plan(
     """Return the plan for nodes of these speeds (samples per second).
 
     The current plan is kept unless a new one is clearly better, so that noise in the measured
-    speeds does not make the shares flutter.
+    speeds does not make the shares flutter. Without one the speeds are guesses, and a node is
+    left out only if it would slow the others down very much.
     """
     if rules.policy != "speed":
         weights = rules.proportions if rules.policy == "fixed" else [1.0] * len(speeds)
         shares = apportion(weights, rules.batch, rules.smallest)
         return Plan(shares, step_time(shares, speeds, exchange_s))
-    best = _best_plan(speeds, rules, exchange_s)
+    margin = _CLEARLY_WORTH_LEAVING if current is None else _WORTH_LEAVING
+    best = _best_plan(speeds, rules, exchange_s, margin)
     if current is None or best.left_out:
         return best
     as_now = step_time(current.shares, speeds, exchange_s)
@@ -120,18 +125,20 @@ def worth_calling(
     return [i for i, share in enumerate(together.shares[len(speeds) :]) if share > 0]
 
 
-def _best_plan(speeds: Sequence[float], rules: Rules, exchange_s: float) -> Plan:
+def _best_plan(
+    speeds: Sequence[float], rules: Rules, exchange_s: float, margin: float = _WORTH_LEAVING
+) -> Plan:
     order = sorted(range(len(speeds)), key=lambda i: (-speeds[i], i))
     everyone = _plan_for(order, speeds, rules, exchange_s)
-    fewer = [_plan_for(order[:k], speeds, rules, exchange_s) for k in range(1, len(order))]
+    sizes = range(max(1, rules.min_nodes), len(order))
+    fewer = [_plan_for(order[:k], speeds, rules, exchange_s) for k in sizes]
     best = min([everyone, *fewer], key=lambda plan: plan.step_s)
-    if everyone.step_s <= best.step_s * _WORTH_LEAVING:
+    if everyone.step_s <= best.step_s * margin:
         best = everyone  # but a batch may be too small for all
-    out = tuple(
-        LeftOut(i, _why(i, speeds, rules, everyone, best))
-        for i, share in enumerate(best.shares)
-        if share == 0
-    )
+    idle = [i for i in order if best.shares[i] == 0]
+    spare = len(order) - max(1, rules.min_nodes)  # so many may go, the slowest first
+    gone = idle[len(idle) - spare :] if len(idle) > spare else idle
+    out = tuple(LeftOut(i, _why(i, speeds, rules, everyone, best)) for i in sorted(gone))
     return Plan(best.shares, best.step_s, out)
 
 

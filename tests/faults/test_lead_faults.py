@@ -1,0 +1,169 @@
+"""A lead that is killed or interrupted: no process is left, nothing that was saved is lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from convoy.storage.checkpoint import load_newest
+from tests.faults.team import Team, start_program
+
+TOKEN = "token"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def joined(port: int, pace_s: float = 0.02) -> Iterator[subprocess.Popen[str]]:
+    """Let a node join from elsewhere."""
+    node = start_program(
+        "join", f"127.0.0.1:{port}", f"--token-file={TOKEN}", "--name=far", pace_s=pace_s
+    )
+    try:
+        yield node
+    finally:
+        if node.poll() is None:
+            node.kill()
+        node.communicate(timeout=10)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_killed_lead_leaves_no_process_behind(nodes: int) -> None:
+    with Team(nodes=nodes, strategy="lockstep", epochs=50) as team:
+        team.wait_for_steps(2)
+        assert len(team.family()) >= nodes
+        if nodes == 3:
+            Path("stall").touch()  # not even from the middle of a long step
+            time.sleep(0.2)
+        team.lead.send_signal(signal.SIGKILL)
+        assert team.lead.wait(5) == -signal.SIGKILL
+        team.assert_no_orphans(within_s=3)
+
+
+def test_a_lead_is_killed_and_resumed_and_a_node_from_elsewhere_comes_back() -> None:
+    port, epochs = free_port(), 5
+    network = (f"--token-file={TOKEN}", f"--port={port}")
+    options = {"nodes": 2, "restarts": 0, "epochs": epochs, "checkpoint_steps": 15}
+    with Team("lead", *network, pace_s=0.06, **options) as team:
+        team.wait_for_steps(2)
+        with joined(port, pace_s=0.06) as far:
+            team.wait_for_group(0, 1, 2)
+            assert team.events("group")[-1]["step"] % 40 > 0  # in the middle of an epoch
+            team.wait_for_steps(3)
+            team.family()
+            team.lead.kill()
+            team.assert_no_orphans(within_s=3)
+            assert far.poll() is None  # it waits for the lead
+            saved = load_newest(team.out / "checkpoints").checkpoint.step
+            assert saved > 0
+            resumed = Team("lead", *network, resume=True, pace_s=0.02)
+            with resumed:
+                resumed.wait_for(lambda: len(resumed.group()) == 3, "the node comes back")
+                assert resumed.events("start")[0]["from_step"] == saved
+                resumed.finish()
+                resumed.assert_no_orphans()
+                resumed.assert_exact(epochs)
+            _, told = far.communicate(timeout=10)
+            assert far.returncode == 0, told
+            assert "cannot be reached" in told or "trying again" in told
+            assert "Traceback" not in told
+
+
+def interrupt(team: Team) -> None:
+    """Press Ctrl-C: a terminal sends it to every process of the run."""
+    for process in team.family():
+        os.kill(process.pid, signal.SIGINT)
+    team.lead.send_signal(signal.SIGINT)
+
+
+def test_ctrl_c_once_saves_and_leaves_and_the_run_can_go_on() -> None:
+    with Team(nodes=2, epochs=4, pace_s=0.03) as team:
+        team.wait_for_steps(3)
+        started = time.monotonic()
+        interrupt(team)
+        errors = team.finish(code=130, limit_s=10)
+        assert time.monotonic() - started < 10
+        assert "all is saved" in errors
+        team.assert_no_orphans()
+    saved = load_newest(Path("run/checkpoints")).checkpoint.progress
+    assert saved["updates"] > 0
+    assert f"stopped at step {saved['updates']}" in errors
+    with Team(resume=True, pace_s=0.0) as resumed:
+        resumed.finish()
+        assert resumed.events("start")[0]["from_step"] == saved["updates"]
+        resumed.assert_exact(4)
+
+
+def test_ctrl_c_twice_ends_at_once() -> None:
+    with Team(nodes=2, epochs=50) as team:
+        team.wait_for_steps(2)
+        Path("stall").touch()
+        time.sleep(0.3)
+        interrupt(team)
+        time.sleep(0.5)
+        assert team.lead.poll() is None  # it is in the middle of a step of 30 s
+        started = time.monotonic()
+        interrupt(team)
+        team.finish(code=130, limit_s=5)
+        assert time.monotonic() - started < 1
+        team.assert_no_orphans()
+
+
+def test_too_few_nodes_wait_for_another_to_join() -> None:
+    port = free_port()
+    options = {"nodes": 2, "min_nodes": 2, "restarts": 0, "epochs": 3}
+    with Team("lead", f"--token-file={TOKEN}", f"--port={port}", **options) as team:
+        team.wait_for_steps(2)
+        team.kill(0)
+        paused = [r for r in team.events("warning") if "paused" in r["reason"]]
+        team.wait_for(
+            lambda: [r for r in team.events("warning") if "paused" in r["reason"]], "a pause", 5
+        )
+        assert paused == []
+        steps = len(team.events("step"))
+        with joined(port) as far:
+            team.wait_for_group(1, 2)
+            assert len(team.events("step")) <= steps + 1
+            team.finish()
+            far.communicate(timeout=10)
+            assert far.returncode == 0
+        team.assert_no_orphans()
+        team.assert_exact(3)
+
+
+def test_too_few_nodes_for_too_long_end_the_run() -> None:
+    with Team(nodes=2, min_nodes=2, restarts=0, epochs=50, quorum_timeout_s=2) as team:
+        team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
+        when = team.kill(1)
+        errors = team.finish(code=4, limit_s=10)
+        assert len(team.faults_of(1)) == 1
+        assert 2 <= team.events("end")[-1]["time"] - when <= 5
+        assert "not enough nodes for too long" in errors
+        assert "--resume run" in errors
+        team.assert_no_orphans()
+
+
+def test_a_node_that_trains_alone_for_a_lead_elsewhere_notices_that_it_is_gone() -> None:
+    port = free_port()
+    network = (f"--token-file={TOKEN}", f"--port={port}")
+    with Team("lead", *network, nodes="none", epochs=2, checkpoint_steps=10) as team:
+        team.wait_for(Path(TOKEN).exists, "a token is made")
+        with joined(port) as far:
+            team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
+            assert team.group() == [0]
+            team.lead.kill()
+            team.lead.wait(5)
+            with Team("lead", *network, resume=True) as resumed:
+                resumed.finish()
+                resumed.assert_exact(2)
+            _, told = far.communicate(timeout=10)
+            assert far.returncode == 0, told

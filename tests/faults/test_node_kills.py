@@ -1,0 +1,151 @@
+"""Nodes that are killed, stopped or asked to go: the others go on, and nothing is lost."""
+
+import functools
+import os
+import random
+import signal
+import time
+
+from tests.faults.team import Team
+
+
+def test_one_of_four_is_killed_and_the_others_go_on_within_a_second() -> None:
+    with Team(nodes=4, restarts=0, epochs=3) as team:
+        team.wait_for_steps(3)
+        assert team.group() == [0, 1, 2, 3]
+        when = team.kill(2)
+        team.wait_for_group(0, 1, 3)
+        group = team.events("group")[-1]
+        team.finish()
+        assert group["pause_s"] <= 1.0
+        assert group["time"] - when <= 2.0, group
+        (fault,) = team.faults_of(2)
+        assert fault["time"] - when <= 1.0
+        assert "node 3" in fault["reason"]
+        team.assert_no_orphans()
+        team.assert_exact(3)
+
+
+def test_the_one_that_reports_is_killed_again_and_again() -> None:
+    with Team(nodes=4, restarts=0, epochs=3) as team:
+        for first in range(3):
+            team.wait_for_steps(2)
+            when = team.kill(first)
+            team.wait_for_group(*range(first + 1, 4))
+            group = team.events("group")[-1]
+            assert group["pause_s"] <= 1.0
+            assert group["time"] - when <= 2.0, group
+            assert len(team.faults_of(first)) == 1
+        team.finish()
+        team.assert_no_orphans()
+        team.assert_exact(3)
+
+
+def test_three_of_four_are_killed_at_once() -> None:
+    left = 3
+    with Team(nodes=4, restarts=0, epochs=3) as team:
+        team.wait_for_steps(3)
+        others = [node for node in range(4) if node != left]
+        team.kill(*others)
+        team.wait_for_group(left)
+        team.finish()
+        assert all(len(team.faults_of(node)) == 1 for node in others)
+        assert team.faults_of(left) == []
+        team.assert_no_orphans()
+        team.assert_exact(3)
+
+
+def test_all_are_killed_and_none_may_be_started_again() -> None:
+    with Team(nodes=3, restarts=0, epochs=50) as team:
+        team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
+        team.wait_for_steps(2)
+        team.kill(0, 1, 2)
+        errors = team.finish(code=4)
+        assert "no node is left" in errors
+        assert "--resume run" in errors
+        assert all(len(team.faults_of(node)) == 1 for node in range(3))
+        team.assert_no_orphans()
+
+
+def test_all_are_killed_and_start_again_from_the_last_checkpoint() -> None:
+    with Team(nodes=3, restarts=1, epochs=5) as team:
+        team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
+        team.wait_for_steps(2)
+        groups = len(team.events("group"))
+        team.kill(0, 1, 2)
+        team.wait_for(lambda: len(team.events("group")) > groups, "a new group")
+        team.finish()
+        assert all(len(team.faults_of(node)) == 1 for node in range(3))
+        team.assert_no_orphans()
+        team.assert_exact(5)
+
+
+def living(team: Team) -> list[int]:
+    known = {r["node"]: r["pid"] for r in team.events("join")}
+    return [node for node, pid in sorted(known.items()) if os.path.exists(f"/proc/{pid}/fd/0")]
+
+
+def test_twenty_random_kills() -> None:
+    seed = random.SystemRandom().randrange(10_000)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    epochs = 14
+    with Team(nodes=4, restarts=20, epochs=epochs, pace_s=0.04) as team:
+        team.wait_for_group(0, 1, 2, 3)
+        team.wait_for_steps(2)
+        descriptors = team.descriptors()
+        for _ in range(20):
+            team.wait_for(lambda: len(living(team)) > 1, "two nodes live")
+            victim = draw.choice(living(team))
+            faults = len(team.faults_of(victim))
+            team.kill(victim)
+            missed = functools.partial(lambda v, f: len(team.faults_of(v)) > f, victim, faults)
+            team.wait_for(missed, f"node {victim} is missed", 5)
+            time.sleep(draw.uniform(0.0, 0.7))
+        team.wait_for_group(0, 1, 2, 3)
+        team.wait_for_steps(2)
+        assert team.descriptors() <= descriptors + 2
+        team.finish(limit_s=90)
+        assert sum(len(team.faults_of(node)) for node in range(4)) == 20
+        team.assert_no_orphans()
+        team.assert_exact(epochs)
+
+
+def test_a_stopped_node_is_left_behind_and_comes_back() -> None:
+    with Team(nodes=3, restarts=0, epochs=12, node_timeout_s=2.0, pace_s=0.03) as team:
+        team.wait_for_steps(3)
+        pid = team.pid(1)
+        os.kill(pid, signal.SIGSTOP)
+        when = time.time()
+        try:
+            took = team.wait_for_group(0, 2, limit_s=3.5)
+            (fault,) = team.faults_of(1)
+            assert "no sign of life" in fault["reason"]
+            assert fault["time"] - when <= 3.0
+            team.wait_for_steps(3)  # the others go on
+            time.sleep(max(0.0, 10 - took))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        team.wait_for_group(0, 1, 2, limit_s=5)
+        team.wait_for_steps(3)
+        assert team.pid(1) == pid
+        team.finish()
+        team.assert_no_orphans()
+        team.assert_exact(12)
+
+
+def test_a_node_that_is_asked_to_leave_finishes_its_step_and_leaves() -> None:
+    node = 0  # the one that reports
+    with Team(nodes=2, restarts=3, epochs=3) as team:
+        team.wait_for_steps(3)
+        pid = team.pid(node)
+        os.kill(pid, signal.SIGTERM)
+        team.wait_for_group(1 - node, limit_s=5)
+        team.wait_for(lambda: not os.path.exists(f"/proc/{pid}/fd"), "its process ends", 5)
+        team.finish()
+        (leave,) = [r for r in team.events("leave") if r["node"] == node]
+        assert not leave["fault"]
+        assert "asked to leave" in leave["reason"]
+        assert len(team.events("join")) == 2  # it was not started again
+        team.assert_no_orphans()
+        team.assert_exact(3)
