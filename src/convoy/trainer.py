@@ -13,7 +13,7 @@ from convoy.data.images import TrainTest
 from convoy.data.load import wrap_data
 from convoy.data.sources.user import as_image_set
 from convoy.errors import CheckpointError, ConfigError, ConvoyError, Interrupted
-from convoy.launch.choose import check_crew, choose_crew, planned_nodes, threads_per_node
+from convoy.launch.choose import check_crew, choose_crew, config_of_nodes
 from convoy.models.blocks import count_parameters
 from convoy.monitor.events import EndEvent, EventStream, Sink, StartEvent, WarningEvent
 from convoy.monitor.journal import Journal
@@ -141,13 +141,9 @@ def _run(
     serving: Serving | None,
 ) -> Run:
     events = EventStream([Journal(folder.events), *sinks])
-    nodes = planned_nodes(config)
-    node_config = config.replaced(
-        {"threads": threads_per_node(config, nodes) if nodes > 1 else config.threads}
-    )
     try:
         with StopRequest() as stop:
-            job = make_job(node_config, given, folder.checkpoints, events, stop, track)
+            job = make_job(config_of_nodes(config), given, folder.checkpoints, events, stop, track)
             if found is not None:
                 _restore(job, found)
             crew = choose_crew(job, given, config, folder.ledger, serving)

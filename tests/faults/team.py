@@ -1,5 +1,6 @@
 """Runs with several processes, for tests that kill, stop and disturb them."""
 
+import contextlib
 import functools
 import json
 import os
@@ -148,10 +149,8 @@ class Team:
 
     def family(self) -> set[psutil.Process]:
         """Return all processes that the lead ever had under it, as far as they were seen."""
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             self._family |= set(psutil.Process(self.lead.pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            pass
         return self._family
 
     def descriptors(self) -> int:
@@ -195,8 +194,8 @@ class Team:
 
     def ledger(self) -> list[Update]:
         """Return the committed updates, as they were written."""
-        lines = [json.loads(t) for t in (self.out / "ledger.jsonl").read_text().splitlines()]
-        return [Update(*line[:5], tuple((n, s) for n, s in line[5])) for line in lines]
+        text = (self.out / "ledger.jsonl").read_text()
+        return [Update.from_line(json.loads(line)) for line in text.splitlines()]
 
     def assert_exact(self, epochs: int) -> None:
         """Check that every sample was trained once, and to what: the same as without faults."""

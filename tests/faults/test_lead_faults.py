@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from convoy.storage.checkpoint import load_newest
 from tests.faults.team import Team, start_program
@@ -36,26 +35,24 @@ def joined(port: int, pace_s: float = 0.02) -> Iterator[subprocess.Popen[str]]:
         node.communicate(timeout=10)
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-def test_a_killed_lead_leaves_no_process_behind(nodes: int) -> None:
-    with Team(nodes=nodes, strategy="lockstep", epochs=50) as team:
+def test_a_killed_lead_leaves_no_process_behind() -> None:
+    with Team(nodes=3, epochs=50) as team:
         team.wait_for_steps(2)
-        assert len(team.family()) >= nodes
-        if nodes == 3:
-            Path("stall").touch()  # not even from the middle of a long step
-            time.sleep(0.2)
+        assert len(team.family()) >= 3
+        Path("stall").touch()  # not even from the middle of a long step
+        time.sleep(0.2)
         team.lead.send_signal(signal.SIGKILL)
         assert team.lead.wait(5) == -signal.SIGKILL
         team.assert_no_orphans(within_s=3)
 
 
 def test_a_lead_is_killed_and_resumed_and_a_node_from_elsewhere_comes_back() -> None:
-    port, epochs = free_port(), 5
+    port, epochs = free_port(), 4
     network = (f"--token-file={TOKEN}", f"--port={port}")
-    options = {"nodes": 2, "restarts": 0, "epochs": epochs, "checkpoint_steps": 15}
-    with Team("lead", *network, pace_s=0.06, **options) as team:
+    options: dict[str, Any] = {"nodes": 2, "epochs": epochs, "checkpoint_steps": 15}
+    with Team("lead", *network, pace_s=0.05, **options) as team:
         team.wait_for_steps(2)
-        with joined(port, pace_s=0.06) as far:
+        with joined(port, pace_s=0.05) as far:
             team.wait_for_group(0, 1, 2)
             assert team.events("group")[-1]["step"] % 40 > 0  # in the middle of an epoch
             team.wait_for_steps(3)
@@ -74,7 +71,7 @@ def test_a_lead_is_killed_and_resumed_and_a_node_from_elsewhere_comes_back() -> 
                 resumed.assert_exact(epochs)
             _, told = far.communicate(timeout=10)
             assert far.returncode == 0, told
-            assert "cannot be reached" in told or "trying again" in told
+            assert "trying again" in told
             assert "Traceback" not in told
 
 
@@ -113,40 +110,50 @@ def test_ctrl_c_twice_ends_at_once() -> None:
         assert team.lead.poll() is None  # it is in the middle of a step of 30 s
         started = time.monotonic()
         interrupt(team)
-        team.finish(code=130, limit_s=5)
+        assert team.lead.wait(5) == 130
         assert time.monotonic() - started < 1
+        team.finish(code=130)
         team.assert_no_orphans()
 
 
-def test_too_few_nodes_wait_for_another_to_join() -> None:
+def is_paused(team: Team) -> bool:
+    return any("paused" in record["reason"] for record in team.events("warning"))
+
+
+def test_too_few_nodes_wait_for_another_and_for_a_lead_that_dies_meanwhile() -> None:
     port = free_port()
-    options = {"nodes": 2, "min_nodes": 2, "restarts": 0, "epochs": 3}
-    with Team("lead", f"--token-file={TOKEN}", f"--port={port}", **options) as team:
+    network = (f"--token-file={TOKEN}", f"--port={port}")
+    options: dict[str, Any] = {"nodes": 2, "min_nodes": 2, "restarts": 0, "checkpoint_steps": 10}
+    with Team("lead", *network, epochs=3, **options) as team:
         team.wait_for_steps(2)
+        assert not is_paused(team)
         team.kill(0)
-        paused = [r for r in team.events("warning") if "paused" in r["reason"]]
-        team.wait_for(
-            lambda: [r for r in team.events("warning") if "paused" in r["reason"]], "a pause", 5
-        )
-        assert paused == []
+        team.wait_for(lambda: is_paused(team), "a pause", 5)
         steps = len(team.events("step"))
         with joined(port) as far:
             team.wait_for_group(1, 2)
             assert len(team.events("step")) <= steps + 1
-            team.finish()
-            far.communicate(timeout=10)
-            assert far.returncode == 0
-        team.assert_no_orphans()
-        team.assert_exact(3)
+            team.wait_for_steps(2)
+            team.kill(1)
+            team.wait_for(lambda: len(team.faults_of(1)) == 1, "it is missed", 5)
+            team.lead.kill()  # while the other node asks who takes part
+            team.lead.wait(5)
+            with Team("lead", *network, resume=True) as resumed:
+                resumed.wait_for(lambda: len(resumed.group()) == 3, "the node comes back")
+                resumed.finish()
+                resumed.assert_exact(3)
+            _, told = far.communicate(timeout=10)
+            assert far.returncode == 0, told
+            assert "trying again" in told
 
 
 def test_too_few_nodes_for_too_long_end_the_run() -> None:
-    with Team(nodes=2, min_nodes=2, restarts=0, epochs=50, quorum_timeout_s=2) as team:
+    with Team(nodes=2, min_nodes=2, restarts=0, epochs=50, quorum_timeout_s=10) as team:
         team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
         when = team.kill(1)
-        errors = team.finish(code=4, limit_s=10)
+        errors = team.finish(code=4, limit_s=20)
         assert len(team.faults_of(1)) == 1
-        assert 2 <= team.events("end")[-1]["time"] - when <= 5
+        assert 9 <= team.events("end")[-1]["time"] - when <= 12
         assert "not enough nodes for too long" in errors
         assert "--resume run" in errors
         team.assert_no_orphans()

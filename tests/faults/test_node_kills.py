@@ -6,36 +6,26 @@ import random
 import signal
 import time
 
-from tests.faults.team import Team
+from convoy.outer.ledger import find_faults
+from tests.faults.team import SAMPLES, Team
 
 
-def test_one_of_four_is_killed_and_the_others_go_on_within_a_second() -> None:
+def test_one_after_the_other_is_killed_and_the_rest_go_on_within_a_second() -> None:
     with Team(nodes=4, restarts=0, epochs=3) as team:
-        team.wait_for_steps(3)
-        assert team.group() == [0, 1, 2, 3]
-        when = team.kill(2)
-        team.wait_for_group(0, 1, 3)
-        group = team.events("group")[-1]
-        team.finish()
-        assert group["pause_s"] <= 1.0
-        assert group["time"] - when <= 2.0, group
-        (fault,) = team.faults_of(2)
-        assert fault["time"] - when <= 1.0
-        assert "node 3" in fault["reason"]
-        team.assert_no_orphans()
-        team.assert_exact(3)
-
-
-def test_the_one_that_reports_is_killed_again_and_again() -> None:
-    with Team(nodes=4, restarts=0, epochs=3) as team:
-        for first in range(3):
+        team.wait_for_group(0, 1, 2, 3)
+        left = [0, 1, 2, 3]
+        for victim in (2, 0, 1):  # the first of those left is the one that reports
             team.wait_for_steps(2)
-            when = team.kill(first)
-            team.wait_for_group(*range(first + 1, 4))
+            when = team.kill(victim)
+            left.remove(victim)
+            team.wait_for_group(*left)
             group = team.events("group")[-1]
+            (fault,) = team.faults_of(victim)
+            print(f"pause {group['pause_s']} s, {group['time'] - when:.2f} s after the kill")
             assert group["pause_s"] <= 1.0
             assert group["time"] - when <= 2.0, group
-            assert len(team.faults_of(first)) == 1
+            assert fault["time"] - when <= 1.0
+            assert f"node {victim + 1}" in fault["reason"]
         team.finish()
         team.assert_no_orphans()
         team.assert_exact(3)
@@ -55,29 +45,23 @@ def test_three_of_four_are_killed_at_once() -> None:
         team.assert_exact(3)
 
 
-def test_all_are_killed_and_none_may_be_started_again() -> None:
-    with Team(nodes=3, restarts=0, epochs=50) as team:
+def test_all_are_killed_and_start_again_from_the_last_checkpoint_as_often_as_they_may() -> None:
+    with Team(nodes=3, restarts=1, epochs=50) as team:
         team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
+        team.wait_for_steps(2)
+        saved, groups = team.events("checkpoint")[-1]["step"], len(team.events("group"))
+        team.kill(0, 1, 2)
+        team.wait_for(lambda: len(team.events("group")) > groups, "a new group")
+        assert team.events("group")[groups]["step"] == saved
+        team.wait_for_group(0, 1, 2)
         team.wait_for_steps(2)
         team.kill(0, 1, 2)
         errors = team.finish(code=4)
         assert "no node is left" in errors
         assert "--resume run" in errors
-        assert all(len(team.faults_of(node)) == 1 for node in range(3))
+        assert all(len(team.faults_of(node)) == 2 for node in range(3))
+        assert find_faults(team.ledger(), SAMPLES) == []
         team.assert_no_orphans()
-
-
-def test_all_are_killed_and_start_again_from_the_last_checkpoint() -> None:
-    with Team(nodes=3, restarts=1, epochs=5) as team:
-        team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
-        team.wait_for_steps(2)
-        groups = len(team.events("group"))
-        team.kill(0, 1, 2)
-        team.wait_for(lambda: len(team.events("group")) > groups, "a new group")
-        team.finish()
-        assert all(len(team.faults_of(node)) == 1 for node in range(3))
-        team.assert_no_orphans()
-        team.assert_exact(5)
 
 
 def living(team: Team) -> list[int]:
@@ -89,7 +73,7 @@ def test_twenty_random_kills() -> None:
     seed = random.SystemRandom().randrange(10_000)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    epochs = 14
+    epochs = 10
     with Team(nodes=4, restarts=20, epochs=epochs, pace_s=0.04) as team:
         team.wait_for_group(0, 1, 2, 3)
         team.wait_for_steps(2)
@@ -112,7 +96,7 @@ def test_twenty_random_kills() -> None:
 
 
 def test_a_stopped_node_is_left_behind_and_comes_back() -> None:
-    with Team(nodes=3, restarts=0, epochs=12, node_timeout_s=2.0, pace_s=0.03) as team:
+    with Team(nodes=3, restarts=0, epochs=9, node_timeout_s=2.0, pace_s=0.04) as team:
         team.wait_for_steps(3)
         pid = team.pid(1)
         os.kill(pid, signal.SIGSTOP)
@@ -131,7 +115,7 @@ def test_a_stopped_node_is_left_behind_and_comes_back() -> None:
         assert team.pid(1) == pid
         team.finish()
         team.assert_no_orphans()
-        team.assert_exact(12)
+        team.assert_exact(9)
 
 
 def test_a_node_that_is_asked_to_leave_finishes_its_step_and_leaves() -> None:

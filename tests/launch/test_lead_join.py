@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -76,7 +77,13 @@ def assert_refused(outcome: Outcome, code: int, *words: str) -> None:
 
 def running_lead(port: int) -> Team:
     """Start a lead with one node of its own on data that lies in this folder."""
-    options = {"data": "data.npz", "nodes": 2, "epochs": 500, "batch": 50, "restarts": 0}
+    options: dict[str, Any] = {
+        "data": "data.npz",
+        "nodes": 2,
+        "epochs": 500,
+        "batch": 50,
+        "restarts": 0,
+    }
     return Team("lead", f"--token-file={token_file()}", f"--port={port}", **options)
 
 
@@ -153,6 +160,9 @@ def test_whoever_does_not_belong_is_told_why_and_the_run_goes_on(
             assert caught.value.exit_code == 2
             link.close()
 
+        assert_only_loopback(team)
+        make_noise(port)
+
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
         write_data(seed=2)
@@ -165,23 +175,18 @@ def test_whoever_does_not_belong_is_told_why_and_the_run_goes_on(
         end_politely(team)
 
 
-def test_noise_at_the_port_does_not_disturb_the_run() -> None:
-    port = free_port()
-    write_data(seed=1)
-    with running_lead(port) as team, ExitStack() as stack:
-        team.wait_for_steps(1)
+def make_noise(port: int) -> None:
+    with ExitStack() as stack:
         for _ in range(20):  # who never say anything
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
         for _ in range(20):
             with closing(socket.create_connection(("127.0.0.1", port))) as noisy:
                 noisy.sendall(os.urandom(4096))
         # Even a node that knows the token may say nothing that is understood.
-        hello = wire.FromNode(
-            hello=wire.Hello(version=versions()["convoy-train"], name="x", pid=1, slot=-1)
-        )
+        version = versions()["convoy-train"]
+        hello = wire.FromNode(hello=wire.Hello(version=version, name="x", pid=1, slot=-1))
         nonsense = (wire.FromNode(), wire.FromNode(event="nonsense"), wire.FromNode(event="[]"))
         call_unfinished(port, hello, *nonsense)
-        end_politely(team)
 
 
 def call_unfinished(port: int, *messages: wire.FromNode) -> None:
@@ -194,23 +199,17 @@ def call_unfinished(port: int, *messages: wire.FromNode) -> None:
         list(attend(iter(messages), metadata=((TOKEN_KEY, SECRET),), timeout=10))
 
 
-def test_everything_listens_on_loopback_only() -> None:
-    with Team(nodes=3, epochs=50) as team:
-        team.wait_for_steps(1)
-        processes = [psutil.Process(team.lead.pid), *team.family()]
-        listening = [
-            (process.pid, connection.laddr.ip)
-            for process in processes
-            for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
-        ]
-        pids = {pid for pid, _ in listening}
-        assert team.lead.pid in pids
-        assert {team.pid(node) for node in range(3)} <= pids
-        addresses = [ipaddress.ip_address(ip.removeprefix("::ffff:")) for _, ip in listening]
-        assert all(address.is_loopback for address in addresses), listening
-        team.lead.send_signal(signal.SIGINT)
-        team.finish(code=130)
+def assert_only_loopback(team: Team) -> None:
+    """Check every port that a process of the run listens on."""
+    listening = [
+        (process.pid, connection.laddr.ip)
+        for process in (psutil.Process(team.lead.pid), *team.family())
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
+    ]
+    assert {team.lead.pid, team.pid(0), team.pid(1)} <= {pid for pid, _ in listening}
+    addresses = [ipaddress.ip_address(ip.removeprefix("::ffff:")) for _, ip in listening]
+    assert all(address.is_loopback for address in addresses), listening
 
 
 @pytest.mark.parametrize(

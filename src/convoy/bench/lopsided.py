@@ -23,7 +23,7 @@ def bench_lopsided(*, quick: bool, tell: Callable[[str], None]) -> Report:
     """Measure the fast node alone and among slow ones, in turn."""
     repeats = 1 if quick else 3
     rows, bars = _compare(
-        "1 core beside three of 0.02", _on_cpu, repeats, 24 if quick else 60, tell
+        "1 core beside three of 0.02", _on_cpu, repeats, 20 if quick else 40, tell
     )
     if torch.cuda.is_available():
         more_rows, more_bars = _compare(

@@ -4,6 +4,7 @@ PyTorch's own threads waste much of a machine on small networks, so that several
 threads can be faster than one of many; but they must be started and exchange gradients.
 """
 
+import math
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,22 @@ def device_names(config: Config) -> tuple[str, ...]:
 
 def threads_per_node(config: Config, nodes: int) -> int:
     """Return how many CPU threads each of some nodes gets."""
-    return config.threads or max(1, usable_cores() // max(nodes, 1))
+    if config.threads:
+        return config.threads
+    if config.speeds:
+        return math.ceil(max(config.speeds))
+    return max(1, usable_cores() // max(nodes, 1))
+
+
+def config_of_nodes(config: Config) -> Config:
+    """Return a config as the nodes of this machine see it."""
+    nodes = planned_nodes(config)
+    changes: dict[str, object] = {}
+    if nodes > 1 or config.speeds:
+        changes["threads"] = threads_per_node(config, nodes)
+    if config.speeds and config.device == "auto" and not config.devices:
+        changes["device"] = "cpu"  # emulated speeds are parts of a core
+    return config.replaced(changes)
 
 
 def choose_crew(

@@ -72,7 +72,7 @@ class Lead:
         job.describe_nodes = lambda: summarise_nodes(self._roster, job.config.batch)
         self._state = pack(job.snapshot())
         self._scribe: NodeRecord | None = None
-        self._quorum = -1
+        self._newest = (-1, -1)  # quorum and step of the newest group
         self._formed = False  # the first group was called together
         self._stopping, self._stopping_since = False, 0.0
         self._outcome: str | None = None
@@ -473,7 +473,7 @@ class Lead:
         except ValueError as error:
             self._job.events.emit(WarningEvent(reason=f"{node.label} sent nonsense: {error}"))
             return
-        if isinstance(event, GroupEvent) and event.quorum > self._quorum:
+        if isinstance(event, GroupEvent) and (event.quorum, event.step) >= self._newest:
             self._note_group(node, event)
         if node is not self._scribe:
             return  # a group that has been overtaken
@@ -484,7 +484,10 @@ class Lead:
         self._job.events.emit(event)
 
     def _note_group(self, node: NodeRecord, event: GroupEvent) -> None:
-        self._scribe, self._quorum = node, event.quorum
+        # The same members again have the same quorum; another of them may be the one to tell.
+        self._scribe, self._newest = node, (event.quorum, event.step)
+        if event.step == self._job.progress.updates:
+            self._ledger.go_back()  # it may start from there, whatever others did since
         for number in event.nodes:
             member = self._roster.by_number(number)
             if member is not None and member.state == "ready":
@@ -513,8 +516,10 @@ class Lead:
         try:
             checkpoint = unpack(deposited.block)
             progress = Progress.from_dict(checkpoint.progress)
-            self._job.keep(checkpoint, deposited.reason)
-            self._job.progress, self._state = progress, deposited.block
+            if progress.position >= self._job.progress.position:  # else a node that was away
+                self._job.keep(checkpoint, deposited.reason)
+                self._job.progress, self._state = progress, deposited.block
+                self._ledger.keep(progress.updates)
         except (ConvoyError, KeyError, TypeError) as error:
             problem = f"a checkpoint that arrived is damaged: {error}"
             self._job.events.emit(WarningEvent(reason=problem))
@@ -549,6 +554,7 @@ class _Ledger:
         self._path = crew.ledger
         self._file: IO[str] | None = None
         self._known: dict[int, Any] = {}
+        self._kept: list[list[Any]] = []
 
     def __enter__(self) -> "_Ledger":
         self._file = self._path.open("a", encoding="utf-8")
@@ -563,8 +569,18 @@ class _Ledger:
         assert self._file is not None
         for update in updates:
             if self._known.get(update[0]) != update:
+                for later in [step for step in self._known if step > update[0]]:
+                    del self._known[later]  # this one makes them void
                 self._known[update[0]] = update
                 self._file.write(json.dumps(update) + "\n")
         for step in sorted(self._known)[:-4096]:
             del self._known[step]
         self._file.flush()
+
+    def keep(self, step: int) -> None:
+        """Remember what is in the weights of a checkpoint: all updates before this step."""
+        self._kept = [self._known[k] for k in sorted(self._known) if k < step]
+
+    def go_back(self) -> None:
+        """Write down what the checkpoint contains, if something else was written since."""
+        self.write(self._kept)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from convoy.tracking import untracked
 _PROBE_S = 0.4
 _PROBE_AGAIN_S = 30.0  # how often a node that stands aside measures itself
 _EXCHANGE_AT_MOST_S = 600.0  # a last resort: the lead breaks a group up long before
+_NEWS_S = 0.5  # until a link knows that the lead is gone
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -111,6 +113,8 @@ def run_node(order: Order) -> str:
         link.fail(str(error), error.exit_code, fatal=True)
         raise
     except Exception as error:
+        time.sleep(_NEWS_S)
+        link.check()  # whatever failed, failed because the lead is gone
         link.fail(_describe(error), 1, fatal=False)
         raise ConvoyError(f"this node failed: {_describe(error)}") from error
     finally:

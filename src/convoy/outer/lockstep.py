@@ -12,6 +12,7 @@ A node that dies breaks the all-reduce. Whoever had not finished it forms a new 
 the same batch again; whoever had finished is one step ahead and hands its state to the others.
 """
 
+import json
 import time
 from collections import deque
 from dataclasses import replace
@@ -45,7 +46,9 @@ from convoy.outer.state import as_tensor, pack, unpack
 from convoy.randomness import fold, seed_torch
 from convoy.storage.checkpoint import Checkpoint
 
-_ASK_FOR_S = 5.0  # at a time, so that a lead that is gone is noticed while we wait for others
+# Much longer than connecting may take: whoever asks again just as a group forms without knowing
+# it would let the others wait to connect, and then miss them in turn.
+_ASK_FOR_S = 20.0
 _SETTLE_S, _SETTLE_STEPS = 2.0, 8  # a group trains at least so long before a node is sent away
 _LEDGER_KEPT = 512  # updates a node remembers, in case it has to report for one that died
 _COUNT, _LOSS, _CORRECT, _REGROUP, _STOP, _TIMES = range(6)  # places in the reduced numbers
@@ -105,6 +108,7 @@ class Lockstep:
         self._reported = 0  # updates before this step are known to the lead
         self._reduction: Reduction | None = None
         self._buffers = [b for b in job.model.buffers() if b.is_floating_point()]
+        self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._first_seed = first_step_seed(job.config.seed)
         self._alone_from: int | None = None  # updates from here on were done alone, unnoted
         job.deposit = self._deposit
@@ -159,18 +163,28 @@ class Lockstep:
         """Give the furthest member's state to those that are behind."""
         formation = self.formation
         if formation.rank == formation.source and formation.behind:
-            block = as_tensor(pack(self._job.snapshot()))
+            state, told = pack(self._job.snapshot()), self._pack_updates()
+            lengths, block = torch.tensor([len(state), len(told)]), as_tensor(state + told)
             for rank in formation.behind:
-                self._group.send(torch.tensor([len(block)]), rank)
+                self._group.send(lengths, rank)
                 self._group.send(block, rank)
         elif formation.rank in formation.behind:
-            length = torch.zeros(1, dtype=torch.int64)
-            self._group.receive(length, formation.source)
-            block = torch.empty(int(length), dtype=torch.uint8)
+            lengths = torch.zeros(2, dtype=torch.int64)
+            self._group.receive(lengths, formation.source)
+            block = torch.empty(int(lengths.sum()), dtype=torch.uint8)
             self._group.receive(block, formation.source)
-            self._job.take_over(unpack(block.numpy().tobytes()), "the state of a peer")
-            self._updates.clear()  # what we did since was done again by others, or told by them
-            self._reported = self._job.progress.updates
+            received = block.numpy().tobytes()
+            self._job.take_over(unpack(received[: int(lengths[0])]), "the state of a peer")
+            self._unpack_updates(received[int(lengths[0]) :])
+
+    def _pack_updates(self) -> bytes:
+        """Return the updates that a state contains, for whoever is left to tell of them."""
+        return json.dumps([update.as_line() for update in self._updates]).encode()
+
+    def _unpack_updates(self, block: bytes) -> None:
+        self._updates.clear()  # what we did since then is not in the weights that we now have
+        self._updates.extend(Update.from_line(line) for line in json.loads(block))
+        self._reported = 0
 
     def _begin_group(self) -> None:
         members = self.formation.members
@@ -322,7 +336,7 @@ class Lockstep:
         start, shares = self._stretch()
         offset = start + sum(shares[: formation.rank])
         share = shares[formation.rank]
-        kept = [buffer.clone() for buffer in self._buffers]
+        self._keep_buffers()
         numbers = torch.zeros(_TIMES + 2 * formation.size, dtype=job.executor.arithmetic.dtype)
         try:
             reduction.begin(self._group)
@@ -341,12 +355,17 @@ class Lockstep:
             totals: list[float] = reduction.finish(numbers).tolist()
             self._check_count(totals, sum(shares))
         except GroupLostError:
-            for buffer, before in zip(self._buffers, kept, strict=True):
-                buffer.copy_(before)  # the same batch will pass through again
+            if self._buffers:
+                torch._foreach_copy_(self._buffers, self._kept)
             raise
         self._ready_at = time.perf_counter()
         self._waited = self._ready_at - arrived
         return totals
+
+    def _keep_buffers(self) -> None:
+        """Remember batch-norm's statistics: if the step fails, the batch passes through again."""
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
 
     def _stretch(self) -> tuple[int, tuple[int, ...]]:
         """Return where the next batch starts in the epoch's order, and how it is shared."""
@@ -379,8 +398,11 @@ class Lockstep:
         times = totals[_TIMES : _TIMES + size]
         waits = totals[_TIMES + size :]
         self._tally.add(shares, times, waits)
-        if self._tally.steps > 1:  # a group's first step is cold, and knows of no waiting yet
+        if self._tally.steps == 1:
+            self._began_at = time.perf_counter()  # a group's first step is cold
+        else:
             self._book.observe(shares, times)
+        if self._tally.steps > 2:  # what was waited is told one step later
             self._book.observe_waits(waits)
         reported = meter.reports
         meter.add_numbers(totals[_LOSS], round(totals[_CORRECT]), count)

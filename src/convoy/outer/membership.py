@@ -15,7 +15,8 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -205,16 +206,20 @@ class Group:
             "layout": self._layout,
             "attempt": self._attempt,
         }
-        answer = self._client.quorum(
-            replica_id=self._identity,
-            timeout=timedelta(seconds=patience_s),
-            address=self._address,
-            store_address=self._store,
-            step=position,
-            world_size=1,
-            shrink_only=False,
-            data=about,
-        )
+        try:
+            answer = self._client.quorum(
+                replica_id=self._identity,
+                timeout=timedelta(seconds=patience_s),
+                address=self._address,
+                store_address=self._store,
+                step=position,
+                world_size=1,
+                shrink_only=False,
+                data=about,
+            )
+        except RuntimeError as error:  # the lead is gone, which its own link will tell
+            time.sleep(_BEAT_S)
+            raise GroupLostError(f"nobody can be asked: {_brief(error)}") from error
         formation = read_quorum(int(answer.quorum_id), answer.participants, self._identity)
         if formation.size > 1:
             self._connect(formation)
@@ -376,22 +381,31 @@ def connected_sockets() -> set[tuple[int, int]]:
     """Return this process's connected TCP sockets: their descriptors and unique numbers."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it was closed meanwhile, or is no such socket
-            own = socket.socket(fileno=os.dup(int(name)))
-            with own:
-                own.getpeername()
-                if own.family != socket.AF_UNIX:
-                    found.add((int(name), os.fstat(own.fileno()).st_ino))
+        with contextlib.suppress(OSError), _borrowed(int(name)) as own:
+            own.getpeername()
+            if own.family != socket.AF_UNIX:
+                found.add((int(name), os.fstat(own.fileno()).st_ino))
     return found
 
 
 def shut_down(handle: int, inode: int) -> None:
     """Shut a socket down, if the descriptor is still that socket's."""
-    with contextlib.suppress(OSError):
-        own = socket.socket(fileno=os.dup(handle))
-        with own:
-            if os.fstat(own.fileno()).st_ino == inode:
-                own.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError), _borrowed(handle) as own:
+        if os.fstat(own.fileno()).st_ino == inode:
+            own.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _borrowed(handle: int) -> Iterator[socket.socket]:
+    """Open a socket a second time; it may be closed, or be no socket at all: an OSError."""
+    own = os.dup(handle)
+    try:
+        opened = socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
+    with opened:
+        yield opened
 
 
 def start_lighthouse(host: str, min_nodes: int) -> LighthouseServer:
