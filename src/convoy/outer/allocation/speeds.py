@@ -4,7 +4,9 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-_REMEMBERED = 5  # steps: the median of five forgets one outlier, and follows a change after three
+_STEPS = 5  # at least so many are remembered: one outlier among them changes nothing
+_SECONDS = 1.0  # steps of a few milliseconds jump about: so much of them is remembered
+_STEPS_AT_MOST = 64
 
 
 class SpeedBook:
@@ -20,24 +22,33 @@ class SpeedBook:
 
     def __init__(self, guesses: Sequence[float]) -> None:
         self._guesses = tuple(guesses)
-        self._times: list[deque[float]] = [deque(maxlen=_REMEMBERED) for _ in guesses]
-        self._exchanges: deque[float] = deque(maxlen=_REMEMBERED)
+        self._times: list[deque[float]] = [deque() for _ in guesses]
+        self._exchanges: deque[float] = deque()
+        self._keep = _STEPS
 
     def observe(self, shares: Sequence[int], times_s: Sequence[float]) -> None:
         """Take in how long each node was busy with its share of one step."""
+        step_s = max(times_s, default=0.0)
+        if step_s > 0:
+            self._keep = min(max(_STEPS, round(_SECONDS / step_s)), _STEPS_AT_MOST)
         for remembered, share, time_s in zip(self._times, shares, times_s, strict=True):
             if share > 0 and time_s > 0:
-                remembered.append(time_s / share)
+                self._remember(remembered, time_s / share)
+
+    def _remember(self, values: deque[float], value: float) -> None:
+        values.append(value)
+        while len(values) > self._keep:
+            values.popleft()
 
     def observe_waits(self, waits_s: Sequence[float]) -> None:
         """Take in how long each node waited: the last to arrive waited for the exchange alone."""
-        self._exchanges.append(max(0.0, min(waits_s)))
+        self._remember(self._exchanges, max(0.0, min(waits_s)))
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """Return each node's samples per second: the median of what is remembered."""
+        """Return each node's samples per second, without the outliers."""
         return tuple(
-            1 / statistics.median(times) if times else guess
+            1 / _middle(times) if times else guess
             for times, guess in zip(self._times, self._guesses, strict=True)
         )
 
@@ -45,3 +56,15 @@ class SpeedBook:
     def exchange_s(self) -> float:
         """Return what the exchange of gradients costs a step, besides waiting for others."""
         return statistics.median(self._exchanges) if self._exchanges else 0.0
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Return the mean of the middle half, or the median of few values.
+
+    >>> _middle([1.0, 1.0, 1.2, 1.1, 9.0]) == (1.0 + 1.1 + 1.2) / 3
+    True
+    """
+    if len(values) < _STEPS:
+        return statistics.median(values)
+    ends = len(values) // 4
+    return statistics.fmean(sorted(values)[ends : len(values) - ends])
