@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from convoy.cli.train import print_summary
-from convoy.config import Config
+from convoy.config import load_config
 from convoy.monitor.terminal import TerminalView
 from convoy.trainer import train
+
+MAIN_JOB = Path(__file__).parents[1] / "examples/unequal.toml"
 
 
 def draw_terminal(target: Path) -> None:
@@ -24,7 +26,8 @@ def draw_terminal(target: Path) -> None:
     console = Console(record=True, width=84, file=io.StringIO(), highlight=False)
     console.print("[bold green]$[/] make train")
     with TemporaryDirectory() as folder:
-        run = train(Config(out=f"{folder}/run"), sinks=[TerminalView(console)])
+        config = load_config(MAIN_JOB, {"out": f"{folder}/run"})
+        run = train(config, sinks=[TerminalView(console)])
         print_summary(run, console, shown_folder=Path("runs/20261116-lenet5-fashion-mini"))
     console.save_svg(str(target), title="convoy train")
 

@@ -24,6 +24,7 @@ from typing import Literal, Protocol
 import psutil
 
 from convoy.errors import ConfigError, EnvironmentProblem
+from convoy.launch.pinning import assign_cores, pin
 
 Mechanism = Literal["auto", "cgroup", "throttle"]
 
@@ -158,6 +159,9 @@ class Lab:
         self._clock: threading.Thread | None = None
         self._leaving = threading.Event()
         self._lock = threading.Lock()
+        self._free = os.sched_getaffinity(0)
+        self._cores = assign_cores(speeds, sorted(self._free))
+        self._pinned: set[int] = set()
 
     check = staticmethod(check_speeds)
 
@@ -180,6 +184,9 @@ class Lab:
         if self._holder is not None:
             self._holder.close()
             self._holder = None
+        for pid in self._pinned:
+            pin(pid, self._free)
+        self._pinned.clear()
 
     def place(self, node: int, pid: int) -> None:
         """Hold a process, with its threads and the children it makes later, to a node's speed.
@@ -190,11 +197,18 @@ class Lab:
         assert pid > 0, pid  # control groups take 0 for the process that writes
         with self._lock:
             self._open().place(node, pid)
+            core = self._cores[node]
+            if core is not None:
+                self._pinned.add(pid)
+                pin(pid, {core})
 
     def lift(self, pid: int) -> None:
         """Free one process from its limit; children it made while it was held stay held."""
         with self._lock:
             self._open().lift(pid)
+            if pid in self._pinned:
+                self._pinned.remove(pid)
+                pin(pid, self._free)
 
     def set_speed(self, node: int, speed: float) -> None:
         """Change a node's speed from now on, also for the processes it has."""

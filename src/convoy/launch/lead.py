@@ -261,7 +261,7 @@ class Lead:
         if prepared.model != self._model_digest:
             wrong.append("its model is not the run's model")
         if wrong:
-            node.state = "gone"
+            self._roster.records.remove(node)  # it was never part of the run
             self._refuse(node.connection, node.name, "; ".join(wrong))
             return
         node.device = prepared.device.split(" ")[0]

@@ -32,7 +32,7 @@ from convoy.outer.state import unpack
 from convoy.tracking import untracked
 
 _PROBE_S = 0.4
-_PROBE_AGAIN_S = 30.0  # how often a node that stands aside measures itself
+_PROBE_FIRST_S, _PROBE_AGAIN_S = 5.0, 60.0  # between measurements of a node that stands aside
 _EXCHANGE_AT_MOST_S = 600.0  # a last resort: the lead breaks a group up long before
 _NEWS_S = 0.5  # until a link knows that the lead is gone
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
@@ -163,7 +163,7 @@ def _take_part(job: Job, welcome: wire.Welcome, link: Link) -> str:
     group.show_up()
     link.ready(speed)
     while True:
-        lockstep = Lockstep(job, group, link, number=welcome.number, speed=speed)
+        lockstep = Lockstep(job, group, link, speed)
         try:
             reason = lockstep.train()
             link.done(reason)
@@ -191,9 +191,11 @@ def _wait_aside(job: Job, link: Link, reason: str, speed: float) -> float:
     """Wait to be called; measure anew now and then, for speeds change."""
     link.set_scribe(False)
     link.stand_aside(reason, speed)
-    while not link.wait_for_call(_PROBE_AGAIN_S):
+    pause_s = _PROBE_FIRST_S
+    while not link.wait_for_call(pause_s):
         if link.leaving:
             raise Left("asked to leave")
+        pause_s = min(2 * pause_s, _PROBE_AGAIN_S)
         speed = probe(job)
         link.stand_aside(reason, speed)
     return speed

@@ -94,13 +94,10 @@ class LeadLink(Protocol):
 class Lockstep:
     """One node's part in a lockstep run."""
 
-    def __init__(
-        self, job: Job, group: Group, lead: LeadLink, *, number: int, speed: float
-    ) -> None:
+    def __init__(self, job: Job, group: Group, lead: LeadLink, speed: float) -> None:
         self._job = job
         self._group = group
         self._lead = lead
-        self._number = number
         self._speed = speed
         self._rules = rules_of(job.config)
         self._formation: Formation | None = None
@@ -471,6 +468,8 @@ class Lockstep:
 
     def _leave(self) -> None:
         self._flush()
+        if self.formation.size == 1:
+            self._job.save("the last node leaves")
         self._group.leave()
         raise Left("asked to leave")
 
@@ -506,7 +505,10 @@ class Lockstep:
 
     def _finish_interrupted(self) -> None:
         self._flush()
-        self._save("interrupted")
+        try:
+            self._save("interrupted")
+        except GroupLostError:  # the others are gone already: what we have is as good
+            self._job.save("interrupted")
 
     def _save(self, reason: str) -> None:
         self._average_statistics()

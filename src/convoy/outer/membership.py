@@ -42,7 +42,7 @@ from torchft.process_group import (
 _BEAT_S = 0.1  # between two signs of life
 _SILENCE_S = 0.5  # after so long without one, the Lighthouse no longer waits for a node
 _PATIENCE_S = 60.0  # how long a formation waits for a node that lives but does not ask
-_TICK_MS = 10  # how often the Lighthouse looks whether a group is complete
+_TICK_MS = 50  # how often the Lighthouse looks whether a group is complete
 _CONNECT = timedelta(seconds=10)
 _CONFIGURE = timedelta(seconds=5)  # a member that dies meanwhile is waited for so long
 
