@@ -310,6 +310,7 @@ def test_version_2_groups_are_threaded_below_a_group_with_processes(
         ("ours/node-0/cgroup.type", "threaded"),
         ("ours/node-0/cpu.max", "1000 5000"),
         ("ours/node-0/cpu.max", "max 5000"),
+        ("ours/node-0/cpu.max", "max 5000"),  # lifted again before processes are moved out
         ("cgroup.subtree_control", "-cpu"),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup.type"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 _STEPS = 5  # at least so many are remembered: one outlier among them changes nothing
 _SECONDS = 1.0  # steps of a few milliseconds jump about: so much of them is remembered
 _STEPS_AT_MOST = 64
+_CHANGE = 1.4  # two long steps in a row so far off are no outliers
 
 
 class SpeedBook:
@@ -34,6 +35,9 @@ class SpeedBook:
         for remembered, share, time_s in zip(self._times, shares, times_s, strict=True):
             if share > 0 and time_s > 0:
                 self._remember(remembered, time_s / share)
+                if self._keep == _STEPS and has_changed(remembered):
+                    while len(remembered) > 2:
+                        remembered.popleft()  # what was before tells nothing any more
 
     def _remember(self, values: deque[float], value: float) -> None:
         values.append(value)
@@ -56,6 +60,21 @@ class SpeedBook:
     def exchange_s(self) -> float:
         """Return what the exchange of gradients costs a step, besides waiting for others."""
         return statistics.median(self._exchanges) if self._exchanges else 0.0
+
+
+def has_changed(values: Sequence[float]) -> bool:
+    """Tell whether the last two of some times are both far off those before, on the same side.
+
+    >>> has_changed([1.0, 1.0, 1.1, 4.0]), has_changed([1.0, 1.1, 4.0, 4.1])
+    (False, True)
+    """
+    if len(values) < 4:
+        return False
+    *before, last_but_one, last = values
+    usual = statistics.median(before)
+    slower = min(last_but_one, last) > usual * _CHANGE
+    faster = max(last_but_one, last) < usual / _CHANGE
+    return slower or faster
 
 
 def _middle(values: Sequence[float]) -> float:
