@@ -33,9 +33,9 @@ MOST_NODES = 64
 LEAST_SPEED = 0.001
 
 # Measured with a busy numpy loop at speed 0.2 (2 cores, 250 Hz kernel, 4 runs of 4 s each): all
-# periods held the speed to 1 %, but the wall time of a step of 20 ms CPU spread by 0.5 % with a
+# periods held the speed to 1.5 %, but the wall time of a step of 20 ms CPU spread by 0.5 % with a
 # period of 5 ms, 1 % with 10 ms, 2 % with 20 ms, 6 % with 50 ms and 13 % with 100 ms (the kernel's
-# own choice); steps of 5 ms spread by 2, 16, 28, 62 and 140 %. At speed 0.5 the order is the same.
+# own choice); steps of 5 ms spread by 2, 16, 28, 62 and 140 %. At speed 0.5 it is much alike.
 _QUOTA_PERIOD_US = 5_000
 _LEAST_QUOTA_US = 1_000
 

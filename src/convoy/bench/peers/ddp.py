@@ -81,7 +81,8 @@ def group(address: str, node: int, num_nodes: int) -> Iterator[None]:
 
 
 # The fastest by CPU time of a step (ResNet-20, 4 nodes of 8 samples, settings in turn, two runs):
-# none set 45 / 39 ms, the first 44 / 38, the first two 41 / 37, all three 40 / 35; a bare loop
+# none set 45 / 39 ms, broadcast_buffers alone 44 / 38, with the next 41 / 37, all three 40 / 35
+# (measured with 100 MB, which is one bucket for this network too); a bare loop
 # takes 37 / 32. static_graph gained nothing (43 / 38). Naming the usual 25 MB for a bucket drops
 # the small first one, so that the gradients of a small network travel at once.
 BEST_SETTINGS: dict[str, Any] = {
