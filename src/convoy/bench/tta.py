@@ -52,7 +52,7 @@ def recipe(seed: int, target: float, data_dir: Path | None) -> Config:
         model="lenet5",
         batch=512,
         lr=0.1,
-        epochs=10,
+        epochs=20,
         warmup_epochs=0.5,
         precision="fp32",
         memory_format="channels_last",
