@@ -167,6 +167,6 @@ def print_nodes(summary: dict[str, Any], console: Console) -> None:
     slowdown = summary["equal_shares_slowdown"]
     if slowdown is not None and len(summary["node_table"]) > 1:
         console.print(
-            f"With equal shares every step would have waited for the slowest node: "
-            f"{slowdown:.1f}x the time."
+            f"By the speeds measured, equal shares would need {slowdown:.1f}x the time of a step, "
+            "for all would wait for the slowest node."
         )

@@ -45,6 +45,11 @@ class NodeRecord:
         return f"node {self.number + 1}"
 
     @property
+    def mean_speed(self) -> float:
+        """Return its speed over the whole run: the last one may be a rough probe's."""
+        return self.samples / self.busy_s if self.busy_s else self.speed
+
+    @property
     def is_here(self) -> bool:
         """Tell whether it is connected and takes or could take part."""
         return self.state not in ("gone", "silent")
@@ -131,7 +136,7 @@ def summarise_nodes(roster: Roster, batch: int) -> dict[str, Any]:
         "idle_fraction": round(waiting / (busy + waiting), 4) if busy + waiting else 0.0,
         "faults": sum(record.faults for record in records),
         "exchange_s": round(roster.exchange_s, 5),
-        "equal_shares_slowdown": equal_shares_slowdown([r.speed for r in working], batch),
+        "equal_shares_slowdown": equal_shares_slowdown([r.mean_speed for r in working], batch),
         "node_table": [record.summary() for record in records],
     }
 
