@@ -16,7 +16,9 @@ import pytest
 
 from convoy.errors import ConfigError, EnvironmentProblem
 from convoy.launch import lab as lab_module
+from convoy.launch import quotas
 from convoy.launch.lab import Lab, SpeedChange, check_speeds, parse_speed_changes
+from convoy.launch.quotas import Hierarchy, QuotaGroups, cpu_hierarchies, quota_us
 
 MechanismName = Literal["cgroup", "throttle"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -193,7 +195,7 @@ def test_leaving_does_not_wait_for_changes_that_are_not_due() -> None:
 
 def test_as_many_cores_as_there_are_is_no_limit(mechanism: MechanismName, start: Start) -> None:
     cores = len(os.sched_getaffinity(0))
-    assert lab_module._quota_us(cores)[0] is None
+    assert quota_us(cores)[0] is None
     with Lab([cores], mechanism=mechanism) as lab:
         pid = start().pid
         lab.place(0, pid)
@@ -271,7 +273,7 @@ def test_a_program_that_never_leaves_its_lab_leaves_nobody_frozen(start: Start) 
 def test_without_any_hierarchy_auto_throttles_and_cgroup_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lab_module, "_cpu_hierarchies", lambda *texts: [])
+    monkeypatch.setattr(lab_module, "mounted_hierarchies", lambda: [])
     with Lab([0.5]) as lab:
         assert lab.mechanism == "stop/continue throttle"
     with pytest.raises(EnvironmentProblem, match="no cpu controller is mounted"):
@@ -282,8 +284,8 @@ def test_a_hierarchy_that_refuses_quotas_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # A plain folder takes the new folders but has no quota files, as a group without cpu has none.
-    fake = lab_module._Hierarchy(2, tmp_path, tmp_path)
-    monkeypatch.setattr(lab_module, "_cpu_hierarchies", lambda *texts: [fake])
+    fake = Hierarchy(2, tmp_path, tmp_path)
+    monkeypatch.setattr(lab_module, "mounted_hierarchies", lambda: [fake])
     with Lab([0.5]) as lab:
         assert lab.mechanism == "stop/continue throttle"
     assert not list(tmp_path.iterdir())
@@ -298,8 +300,8 @@ def test_version_2_groups_are_threaded_below_a_group_with_processes(
         written.append((re.sub(r"convoy-[^/]*", "ours", str(path.relative_to(tmp_path))), text))
 
     (tmp_path / "cgroup.type").write_text("domain\n")
-    monkeypatch.setattr(lab_module, "_write", note)
-    groups = lab_module._QuotaGroups(lab_module._Hierarchy(2, tmp_path, tmp_path), tmp_path, [0.2])
+    monkeypatch.setattr(quotas, "_write", note)
+    groups = QuotaGroups(Hierarchy(2, tmp_path, tmp_path), tmp_path, [0.2])
     groups.set_speed(0, 1e6)
     groups.close()
 
@@ -324,16 +326,16 @@ def test_hierarchies_are_found_in_containers_and_beside_each_other() -> None:
         "33 31 0:30 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
     )
     own = "3:cpuset:/\n2:cpu,cpuacct:/docker/ab/x\n0::/user\n"
-    one, two = lab_module._cpu_hierarchies(mounts, own)
+    one, two = cpu_hierarchies(mounts, own)
 
     assert (one.version, str(one.own)) == (1, "/sys/fs/cgroup/cpu,cpuacct/x")
     assert (two.version, str(two.own)) == (2, "/sys/fs/cgroup/unified/user")
-    assert not lab_module._cpu_hierarchies("", own)
+    assert not cpu_hierarchies("", own)
 
 
 @pytest.mark.parametrize("speed", [0.001, 0.013, 0.1, 0.2, 0.37, 0.99])
 def test_quotas_are_ones_the_kernel_takes_and_hold_the_speed(speed: float) -> None:
-    quota, period = lab_module._quota_us(speed)
+    quota, period = quota_us(speed)
     assert quota is not None
     assert quota >= 1_000
     assert period <= 1_000_000

@@ -2,11 +2,9 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from convoy.launch.lead import _Ledger
-from convoy.outer.crew import Crew
+from convoy.launch.ledger_file import LedgerFile
 from convoy.outer.ledger import Update, find_faults
 
 SAMPLES, BATCH = 100, 10
@@ -22,8 +20,8 @@ def lines(first: int, stop: int, quorum: int) -> list[list[Any]]:
     return [line(step, quorum) for step in range(first, stop)]
 
 
-def open_ledger() -> _Ledger:
-    return _Ledger(cast(Crew, SimpleNamespace(ledger=Path("ledger.jsonl"))))
+def open_ledger() -> LedgerFile:
+    return LedgerFile(Path("ledger.jsonl"))
 
 
 def written() -> list[Update]:

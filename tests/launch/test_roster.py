@@ -226,14 +226,14 @@ def test_a_nodes_summary_in_plain_values() -> None:
 def test_the_summary_of_all_nodes() -> None:
     roster = Roster(
         [
-            _record(0, speed=80.0, samples=500, busy_s=9.0, waiting_s=1.0, state="gone", faults=1),
-            _record(1, speed=20.0, samples=200, busy_s=10.0, waiting_s=0.0),
+            _record(0, probed=90.0, samples=500, busy_s=9.0, waiting_s=1.0, state="gone", faults=1),
+            _record(1, speed=20.0, probed=10.0, samples=200, busy_s=10.0, waiting_s=0.0),
             _record(0, speed=80.0, samples=300, busy_s=9.0, waiting_s=1.0),
-            _record(2, speed=1.0),
+            _record(2, speed=1.0, probed=5.0),
         ],
         exchange_s=0.0123456,
     )
-    summary = summarise_nodes(roster, 256)
+    summary = summarise_nodes(roster)
     table = summary.pop("node_table")
     assert summary == {
         "nodes": 3,
@@ -242,14 +242,14 @@ def test_the_summary_of_all_nodes() -> None:
         "idle_fraction": round(2 / 30, 4),
         "faults": 1,
         "exchange_s": 0.01235,
-        "equal_shares_slowdown": 1.611,  # of the two that trained, over the whole run
+        "equal_shares_slowdown": round(1000 / (3 * 5.0) / 20, 3),
     }
     assert [row["node"] for row in table] == [1, 2, 3]
     assert table[0]["samples"] == 800
 
 
 def test_the_summary_of_nobody() -> None:
-    assert summarise_nodes(Roster(), 256) == {
+    assert summarise_nodes(Roster()) == {
         "nodes": 0,
         "shares": [],
         "speeds": [],
@@ -262,29 +262,53 @@ def test_the_summary_of_nobody() -> None:
 
 
 def test_nodes_that_have_not_trained_yet_have_no_share_of_anything() -> None:
-    summary = summarise_nodes(Roster([_record(0), _record(1)]), 256)
+    summary = summarise_nodes(Roster([_record(0), _record(1)]))
     assert summary["shares"] == [0.0, 0.0]
     assert summary["equal_shares_slowdown"] is None
 
 
+def _trained(probed: list[float], *, samples: int, took_s: float) -> list[NodeRecord]:
+    """Return nodes that together trained so many samples in so long."""
+    each = samples // len(probed)
+    return [
+        _record(n, probed=speed, samples=each, busy_s=took_s / 2, waiting_s=took_s / 2)
+        for n, speed in enumerate(probed)
+    ]
+
+
 @pytest.mark.parametrize(
-    ("speeds", "slowdown"),
+    ("probed", "samples_per_s", "slowdown"),
     [
-        ([80.0, 60.0, 40.0, 20.0], 2.5),
-        ([50.0, 50.0], 1.0),
-        ([50.0], 1.0),
-        ([50.0, 1.0, 1.0, 1.0], 13.25),
-        ([], None),
-        ([50.0, 0.0], None),
+        ([80.0, 60.0, 40.0, 20.0], 200, 2.5),
+        ([80.0, 60.0, 40.0, 20.0], 160, 2.0),  # an exchange that costs a fifth
+        ([50.0, 50.0], 100, 1.0),
+        ([50.0, 0.0], 50, None),  # a node that was never measured
+        ([50.0, 50.0], 0, None),  # nobody has trained yet
     ],
 )
-def test_equal_shares_wait_for_the_slowest(speeds: list[float], slowdown: float | None) -> None:
-    assert equal_shares_slowdown(speeds, 256) == slowdown
+def test_with_equal_shares_all_go_at_the_pace_of_the_slowest(
+    probed: list[float], samples_per_s: int, slowdown: float | None
+) -> None:
+    records = _trained(probed, samples=samples_per_s * 40, took_s=40.0)
+    assert equal_shares_slowdown(records) == slowdown
 
 
-@given(speeds=st.lists(st.floats(0.01, 1e4), min_size=1, max_size=8), batch=st.integers(1, 4096))
-def test_equal_shares_are_never_faster(speeds: list[float], batch: int) -> None:
-    slowdown = equal_shares_slowdown(speeds, batch)
-    assert slowdown is not None
-    assert slowdown >= 1.0
-    assert slowdown == pytest.approx(sum(speeds) / len(speeds) / min(speeds), abs=1e-3)
+def test_with_equal_shares_nobody_may_stand_aside() -> None:
+    fast, slow = _trained([50.0, 1.0], samples=4000, took_s=40.0)
+    fast.samples, slow.samples = 4000, 0
+    assert equal_shares_slowdown([fast, slow]) == 50.0
+
+
+def test_nobody_needs_no_time() -> None:
+    assert equal_shares_slowdown([]) is None
+
+
+def test_who_is_sent_away_again_and_again_rests_longer_each_time() -> None:
+    record = _record(0)
+    assert record.rests_until == 0.0
+    rests = []
+    for _ in range(12):
+        record.rest(100.0)
+        rests.append(record.rests_until - 100.0)
+    assert rests[:4] == [15.0, 30.0, 60.0, 120.0]
+    assert max(rests) == rests[-1] == 600.0

@@ -16,14 +16,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torchft.coordination import LighthouseClient
 
+from convoy.outer import membership
+from convoy.outer.gloo import connected_sockets, shut_down
 from convoy.outer.membership import (
     Formation,
     Group,
     GroupLostError,
-    connected_sockets,
+    _brief,
     read_quorum,
-    shut_down,
     start_lighthouse,
 )
 
@@ -132,6 +134,21 @@ class Meeting:
         self._store = f"127.0.0.1:{port}"
         self._stack = stack
 
+    def ask_and_die(self, number: int) -> str:
+        """Be a node that is in the next group but never connects; return who it was."""
+        identity = f"{number:04d}-{os.urandom(2).hex()}"
+        LighthouseClient(self._address, timedelta(seconds=5)).quorum(
+            replica_id=identity,
+            timeout=timedelta(seconds=20),
+            address="127.0.0.1",
+            store_address=self._store,
+            step=0,
+            world_size=1,
+            shrink_only=False,
+            data=participant(number).data,
+        )
+        return identity
+
     def group(self, number: int) -> Group:
         group = Group(
             identity=f"{number:04d}-{os.urandom(2).hex()}",
@@ -228,6 +245,58 @@ def test_only_a_group_with_the_lost_member_is_broken_up(meeting: Meeting) -> Non
     groups[0].break_up(because_of=formations[0].members[1].identity)
     with pytest.raises(GroupLostError):
         groups[0].sum_around(torch.ones(3))
+
+
+@pytest.mark.parametrize("told_s", [0.0, 0.5], ids=["at once", "while connecting"])
+def test_who_dies_before_it_has_connected_is_not_waited_for(
+    meeting: Meeting, told_s: float
+) -> None:
+    group = meeting.group(0)
+
+    def ask() -> float:
+        with pytest.raises(GroupLostError, match="lost"):
+            group.form(0, 1.0, 20.0)
+        return time.monotonic()
+
+    def die() -> float:
+        identity = meeting.ask_and_die(1)
+        time.sleep(told_s)
+        told = time.monotonic()
+        group.break_up(because_of=identity)
+        return told
+
+    ended, told = at_once(ask, die)
+    assert isinstance(ended, float), ended
+    assert isinstance(told, float), told
+    assert ended - told < 0.5
+    assert form(group)[0].size == 1
+
+
+def test_news_of_a_loss_that_come_before_the_answer_are_not_forgotten(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_MOURNED_S", 1.0)
+    one, two = meeting.group(0), meeting.group(1)
+    one.break_up(because_of=two._identity)
+    refused, _ = at_once(lambda: one.form(0, 1.0, 20.0), lambda: two.form(0, 1.0, 20.0))
+    assert isinstance(refused, GroupLostError)
+    time.sleep(1.0)  # it was silent for a while, and is back
+    assert [formation.size for formation in form(one, two)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("told", "brief"),
+    [
+        (
+            "[../gloo/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9. This is why. Bye!",
+            "Connection closed by peer [127.0.0.1]:9",
+        ),
+        ("Application timeout.\nmore", "Application timeout"),
+        ("", "ValueError"),
+    ],
+)
+def test_engines_are_quoted_briefly(told: str, brief: str) -> None:
+    assert _brief(ValueError(told)) == brief
 
 
 def test_who_falls_silent_is_not_waited_for(meeting: Meeting) -> None:

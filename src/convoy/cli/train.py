@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from convoy.outer.crew import Serving
     from convoy.run import Run
 
+_CLEARLY = 1.1  # a prediction from short probes that is closer to 1 says nothing
+
 
 def train(
     run_file: Path | None = None,
@@ -165,8 +167,10 @@ def print_nodes(summary: dict[str, Any], console: Console) -> None:
     console.print()
     console.print(table)
     slowdown = summary["equal_shares_slowdown"]
-    if slowdown is not None and len(summary["node_table"]) > 1:
-        console.print(
-            f"By the speeds measured, equal shares would need {slowdown:.1f}x the time of a step, "
-            "for all would wait for the slowest node."
-        )
+    if slowdown is None or len(summary["node_table"]) == 1:
+        return
+    if slowdown >= _CLEARLY:
+        told = f"needed {slowdown:.1f}x the time: all would wait for the slowest node"
+    else:
+        told = "done as well: these nodes are about equal"
+    console.print(f"By the probes at the start, equal shares would have {told}.")

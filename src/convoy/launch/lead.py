@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import IO, Any
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -21,6 +21,7 @@ from convoy.config import Config
 from convoy.errors import ConvoyError, Interrupted, NotEnoughNodes
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.lab import Lab, parse_speed_changes
+from convoy.launch.ledger_file import LedgerFile
 from convoy.launch.local import LocalNodes
 from convoy.launch.node import Order, model_digest
 from convoy.launch.roster import NodeRecord, Roster, summarise_nodes
@@ -69,7 +70,7 @@ class Lead:
         self._host = crew.serving.host
         self._model_digest = model_digest(job.model)
         self._roster = Roster()
-        job.describe_nodes = lambda: summarise_nodes(self._roster, job.config.batch)
+        job.describe_nodes = lambda: summarise_nodes(self._roster)
         self._state = pack(job.snapshot())
         self._scribe: NodeRecord | None = None
         self._newest = (-1, -1)  # quorum and step of the newest group
@@ -81,7 +82,7 @@ class Lead:
         self._rules = rules_of(job.config)
         self._told_paused = False
         self._called_at = 0.0
-        self._ledger = stack.enter_context(_Ledger(crew))
+        self._ledger = stack.enter_context(LedgerFile(crew.ledger))
         self._inbox: queue.SimpleQueue[Said | Deposited] = queue.SimpleQueue()
         self._lighthouse = self._start_lighthouse(stack)
         self._store = self._start_store()
@@ -273,7 +274,7 @@ class Lead:
         node.speed = alive.speed or node.speed
 
     def _note_ready(self, node: NodeRecord, ready: wire.Ready) -> None:
-        node.state, node.speed = "ready", ready.speed
+        node.state, node.speed, node.probed = "ready", ready.speed, ready.speed
         self._job.events.emit(
             JoinEvent(
                 node=node.number,
@@ -335,6 +336,7 @@ class Lead:
         self._job.events.emit(
             LeaveEvent(node=node.number, fault=True, reason=f"{node.label} is lost: {reason}")
         )
+        self._wake_spares()
         if was_training:
             self._break_up_groups_of(node)
 
@@ -346,6 +348,7 @@ class Lead:
     def _see_off(self, node: NodeRecord, leaving: wire.Leaving) -> None:
         node.state, node.why = "gone", leaving.reason
         node.connection = None
+        self._wake_spares()
         reason = f"{node.label} left: {leaving.reason}"
         self._job.events.emit(LeaveEvent(node=node.number, fault=False, reason=reason))
 
@@ -354,6 +357,7 @@ class Lead:
         node.state, node.speed, node.why = "aside", aside.speed, aside.reason
         node.share = 0
         if first:
+            node.rest(time.monotonic())
             reason = f"{node.label} stands aside: {aside.reason}"
             self._job.events.emit(LeaveEvent(node=node.number, fault=False, reason=reason))
 
@@ -452,7 +456,7 @@ class Lead:
     def _call_spares(self) -> None:
         """Call back nodes that stood aside where they would now be worth it."""
         now = time.monotonic()
-        spares = self._roster.in_state("aside")
+        spares = [node for node in self._roster.in_state("aside") if node.rests_until <= now]
         if not spares or now - self._called_at < _CALL_AGAIN_S or not self._formed:
             return
         self._called_at = now
@@ -464,6 +468,11 @@ class Lead:
             self._tell(f"{node.label} is called back: it would now make steps shorter")
         if called:
             self._call_together()
+
+    def _wake_spares(self) -> None:
+        """Let nodes that stood aside be looked at anew: one that was faster is gone."""
+        for node in self._roster.in_state("aside"):
+            node.rests_until = 0.0
 
     # ------------------------------------------------------------ what nodes report
 
@@ -545,42 +554,3 @@ def _failure(reason: str, exit_code: int) -> ConvoyError:
     error = ConvoyError(reason)
     error.exit_code = exit_code
     return error
-
-
-class _Ledger:
-    """The file of committed updates, one line each."""
-
-    def __init__(self, crew: Crew) -> None:
-        self._path = crew.ledger
-        self._file: IO[str] | None = None
-        self._known: dict[int, Any] = {}
-        self._kept: list[list[Any]] = []
-
-    def __enter__(self) -> "_Ledger":
-        self._file = self._path.open("a", encoding="utf-8")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def write(self, updates: list[list[Any]]) -> None:
-        """Append updates, leaving out those that a new scribe tells once more."""
-        assert self._file is not None
-        for update in updates:
-            if self._known.get(update[0]) != update:
-                for later in [step for step in self._known if step > update[0]]:
-                    del self._known[later]  # this one makes them void
-                self._known[update[0]] = update
-                self._file.write(json.dumps(update) + "\n")
-        for step in sorted(self._known)[:-4096]:
-            del self._known[step]
-        self._file.flush()
-
-    def keep(self, step: int) -> None:
-        """Remember what is in the weights of a checkpoint: all updates before this step."""
-        self._kept = [self._known[k] for k in sorted(self._known) if k < step]
-
-    def go_back(self) -> None:
-        """Write down what the checkpoint contains, if something else was written since."""
-        self.write(self._kept)

@@ -32,6 +32,8 @@ from convoy.outer.state import unpack
 from convoy.tracking import untracked
 
 _PROBE_S = 0.4
+_PROBE_AT_MOST = 256  # samples
+_NODES_UNKNOWN = 4  # how many may come where that is not known
 _PROBE_FIRST_S, _PROBE_AGAIN_S = 5.0, 60.0  # between measurements of a node that stands aside
 _EXCHANGE_AT_MOST_S = 600.0  # a last resort: the lead breaks a group up long before
 _NEWS_S = 0.5  # until a link knows that the lead is gone
@@ -202,9 +204,10 @@ def _wait_aside(job: Job, link: Link, reason: str, speed: float) -> float:
 
 
 def probe(job: Job) -> float:
-    """Measure how many samples per second this node trains, on a copy of its network."""
+    """Measure how many samples per second this node trains of an equal share of a batch."""
     config = job.config
-    size = max(config.min_share, min(config.batch // 4, 64))
+    nodes = config.nodes if config.nodes > 1 else _NODES_UNKNOWN
+    size = max(config.min_share, min(config.batch // nodes, _PROBE_AT_MOST))
     smallest = _measure(job, config.min_share, budget_s=0.0)
     if size / smallest > _PROBE_S:
         return smallest  # a slow node need not be measured well to be known as slow

@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from convoy.launch.service import Connection
 
+# A node that was called back in vain is left alone for twice as long each time.
+_REST_S, _REST_AT_MOST_S = 15.0, 600.0
+
 State = Literal["joining", "ready", "training", "aside", "silent", "gone"]
 
 
@@ -17,9 +20,12 @@ class NodeRecord:
         identity: unique for each start of the node's process.
         slot: which of the lead's own nodes it is; -1: one from elsewhere.
         speed: samples per second.
+        probed: the same, measured with an equal share of a batch before it trained.
         share: of the last batch.
         samples, busy_s, waiting_s: over the whole run.
         faults: how often it was lost.
+        sent_away: how often it was told to stand aside.
+        rests_until: it is not called back before.
     """
 
     number: int
@@ -32,12 +38,15 @@ class NodeRecord:
     state: State = "joining"
     device: str = ""
     speed: float = 0.0
+    probed: float = 0.0
     share: int = 0
     samples: int = 0
     busy_s: float = 0.0
     waiting_s: float = 0.0
     faults: int = 0
     why: str = ""
+    sent_away: int = 0
+    rests_until: float = 0.0
 
     @property
     def label(self) -> str:
@@ -45,14 +54,14 @@ class NodeRecord:
         return f"node {self.number + 1}"
 
     @property
-    def mean_speed(self) -> float:
-        """Return its speed over the whole run: the last one may be a rough probe's."""
-        return self.samples / self.busy_s if self.busy_s else self.speed
-
-    @property
     def is_here(self) -> bool:
         """Tell whether it is connected and takes or could take part."""
         return self.state not in ("gone", "silent")
+
+    def rest(self, now: float) -> None:
+        """Note that it stands aside: it is left in peace for a while, and longer every time."""
+        self.rests_until = now + min(_REST_S * 2**self.sent_away, _REST_AT_MOST_S)
+        self.sent_away += 1
 
     def summary(self) -> dict[str, Any]:
         """Return what the run's summary says of it."""
@@ -118,17 +127,17 @@ class Roster:
                 for name in ("samples", "busy_s", "waiting_s", "faults"):
                     setattr(copy, name, getattr(copy, name) + getattr(before, name))
                 copy.speed = copy.speed or before.speed
+                copy.probed = copy.probed or before.probed
             merged[record.number] = copy
         return [merged[number] for number in sorted(merged)]
 
 
-def summarise_nodes(roster: Roster, batch: int) -> dict[str, Any]:
+def summarise_nodes(roster: Roster) -> dict[str, Any]:
     """Return what the run's summary says of its nodes."""
     records = roster.latest()
     total = sum(record.samples for record in records) or 1
     busy = sum(record.busy_s for record in records)
     waiting = sum(record.waiting_s for record in records)
-    working = [record for record in records if record.samples]
     return {
         "nodes": len(records),
         "shares": [round(record.samples / total, 4) for record in records],
@@ -136,18 +145,21 @@ def summarise_nodes(roster: Roster, batch: int) -> dict[str, Any]:
         "idle_fraction": round(waiting / (busy + waiting), 4) if busy + waiting else 0.0,
         "faults": sum(record.faults for record in records),
         "exchange_s": round(roster.exchange_s, 5),
-        "equal_shares_slowdown": equal_shares_slowdown([r.mean_speed for r in working], batch),
+        "equal_shares_slowdown": equal_shares_slowdown(records),
         "node_table": [record.summary() for record in records],
     }
 
 
-def equal_shares_slowdown(speeds: list[float], batch: int) -> float | None:
-    """Return how much longer a step would take if all shares were equal.
+def equal_shares_slowdown(records: list[NodeRecord]) -> float | None:
+    """Return how much longer the same training would have taken with equal shares.
 
-    >>> equal_shares_slowdown([80, 60, 40, 20], 256)
-    2.5
+    Then all nodes work at the pace of the slowest, which its probe has shown: that measures an
+    equal share of a batch, and a node's speed with another share may be another.
     """
-    if not speeds or min(speeds) <= 0:
+    trained = sum(record.samples for record in records)
+    took_s = max((record.busy_s + record.waiting_s for record in records), default=0.0)
+    slowest = min((record.probed for record in records), default=0.0)
+    if not trained or took_s <= 0 or slowest <= 0:
         return None
-    equal_s = batch / len(speeds) / min(speeds)
-    return round(equal_s / (batch / sum(speeds)), 3)
+    equally_s = trained / (len(records) * slowest)
+    return round(equally_s / took_s, 3)

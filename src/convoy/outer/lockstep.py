@@ -12,9 +12,7 @@ A node that dies breaks the all-reduce. Whoever had not finished it forms a new 
 the same batch again; whoever had finished is one step ahead and hands its state to the others.
 """
 
-import json
 import time
-from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,11 +24,11 @@ from convoy.data.batches import Epoch
 from convoy.errors import ConvoyError
 from convoy.inner.executor import Sums
 from convoy.monitor.events import GroupEvent, LedgerEvent, NodesEvent, SharesEvent
+from convoy.outer.account import Account
 from convoy.outer.allocation.plan import Rules, make_plan
 from convoy.outer.allocation.shares import apportion
 from convoy.outer.allocation.speeds import SpeedBook
 from convoy.outer.job import Job
-from convoy.outer.ledger import Update
 from convoy.outer.membership import Formation, Group, GroupLostError
 from convoy.outer.meter import Meter
 from convoy.outer.reduction import Reduction
@@ -43,6 +41,7 @@ from convoy.outer.single import (
     train_epoch,
 )
 from convoy.outer.state import as_tensor, pack, unpack
+from convoy.outer.tally import Tally
 from convoy.randomness import fold, seed_torch
 from convoy.storage.checkpoint import Checkpoint
 
@@ -50,7 +49,6 @@ from convoy.storage.checkpoint import Checkpoint
 # it would let the others wait to connect, and then miss them in turn.
 _ASK_FOR_S = 20.0
 _SETTLE_S, _SETTLE_STEPS = 2.0, 8  # a group trains at least so long before a node is sent away
-_LEDGER_KEPT = 512  # updates a node remembers, in case it has to report for one that died
 _COUNT, _LOSS, _CORRECT, _REGROUP, _STOP, _TIMES = range(6)  # places in the reduced numbers
 
 
@@ -101,8 +99,8 @@ class Lockstep:
         self._speed = speed
         self._rules = rules_of(job.config)
         self._formation: Formation | None = None
-        self._updates: deque[Update] = deque(maxlen=_LEDGER_KEPT)
-        self._reported = 0  # updates before this step are known to the lead
+        steps = job.schedule.steps_per_epoch
+        self._account = Account(steps, job.config.batch, len(job.train))
         self._reduction: Reduction | None = None
         self._buffers = [b for b in job.model.buffers() if b.is_floating_point()]
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
@@ -160,7 +158,7 @@ class Lockstep:
         """Give the furthest member's state to those that are behind."""
         formation = self.formation
         if formation.rank == formation.source and formation.behind:
-            state, told = pack(self._job.snapshot()), self._pack_updates()
+            state, told = pack(self._job.snapshot()), self._account.pack()
             lengths, block = torch.tensor([len(state), len(told)]), as_tensor(state + told)
             for rank in formation.behind:
                 self._group.send(lengths, rank)
@@ -172,22 +170,13 @@ class Lockstep:
             self._group.receive(block, formation.source)
             received = block.numpy().tobytes()
             self._job.take_over(unpack(received[: int(lengths[0])]), "the state of a peer")
-            self._unpack_updates(received[int(lengths[0]) :])
-
-    def _pack_updates(self) -> bytes:
-        """Return the updates that a state contains, for whoever is left to tell of them."""
-        return json.dumps([update.as_line() for update in self._updates]).encode()
-
-    def _unpack_updates(self, block: bytes) -> None:
-        self._updates.clear()  # what we did since then is not in the weights that we now have
-        self._updates.extend(Update.from_line(line) for line in json.loads(block))
-        self._reported = 0
+            self._account.unpack(received[int(lengths[0]) :])
 
     def _begin_group(self) -> None:
         members = self.formation.members
         self._book = SpeedBook([member.speed for member in members])
         self._plan = make_plan(self._book.speeds, self._group_rules())
-        self._tally = _Tally(len(members))
+        self._tally = Tally(len(members))
         self._began_at = time.perf_counter()
         self._waited = 0.0
         if self._reduction is not None:
@@ -289,7 +278,7 @@ class Lockstep:
     def _note_updates_done_alone(self) -> None:
         if self._alone_from is not None:
             for step in range(self._alone_from, self._job.progress.updates):
-                self._note_update(step, ())
+                self._note_update(step)
             self._alone_from = self._job.progress.updates
 
     def _train_together(self) -> bool:
@@ -406,24 +395,9 @@ class Lockstep:
         if meter.reports != reported:
             self._flush()
 
-    def _note_update(self, step: int, shares: tuple[int, ...]) -> None:
-        """Write an update into the ledger; no shares: this node did it alone."""
-        job = self._job
-        epoch, within = divmod(step, job.schedule.steps_per_epoch)
-        start = within * job.config.batch
-        stop = min(start + job.config.batch, len(job.train))
+    def _note_update(self, step: int, shares: tuple[int, ...] = ()) -> None:
         numbers = [member.number for member in self.formation.members]
-        given = shares or (stop - start,)
-        self._updates.append(
-            Update(
-                step=step,
-                epoch=epoch,
-                start=start,
-                stop=stop,
-                quorum=self.formation.quorum,
-                shares=tuple((n, s) for n, s in zip(numbers, given, strict=True) if s),
-            )
-        )
+        self._account.note(step, self.formation.quorum, numbers, shares)
 
     def _replan(self) -> bool:
         """Adapt the shares; tell whether everybody stays."""
@@ -581,42 +555,11 @@ class Lockstep:
     def _report_ledger(self) -> None:
         if self._formation is None or not self._is_scribe:
             return
-        new = [update for update in self._updates if update.step >= self._reported]
-        if new:
-            self._reported = new[-1].step + 1
-            self._job.events.emit(LedgerEvent(updates=[update.as_line() for update in new]))
+        news = self._account.take_news()
+        if news:
+            self._job.events.emit(LedgerEvent(updates=news))
 
 
 def rules_of(config: Config) -> Rules:
     """Return what shares must keep to."""
     return Rules(config.batch, config.min_share, config.allocation, config.shares, config.min_nodes)
-
-
-class _Tally:
-    """What the nodes of a group did since it was last asked."""
-
-    def __init__(self, size: int) -> None:
-        self.steps = 0
-        self._size = size
-        self._clear()
-
-    def _clear(self) -> None:
-        self._samples = [0] * self._size
-        self._busy = [0.0] * self._size
-        self._waiting = [0.0] * self._size
-
-    def add(
-        self, samples: "tuple[int, ...] | list[int]", busy: list[float], waiting: list[float]
-    ) -> None:
-        """Count one step."""
-        self.steps += 1
-        for j in range(self._size):
-            self._samples[j] += samples[j]
-            self._busy[j] += busy[j]
-            self._waiting[j] += waiting[j]
-
-    def take(self) -> tuple[list[int], list[float], list[float]]:
-        """Return samples, busy and waiting seconds of each node, and start anew."""
-        found = self._samples, self._busy, self._waiting
-        self._clear()
-        return found

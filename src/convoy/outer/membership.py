@@ -12,11 +12,10 @@ never meets a new one.
 """
 
 import contextlib
-import os
-import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,27 +23,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torchft.coordination import LighthouseClient, LighthouseServer
+from torchft.process_group import ProcessGroupNCCL, ProcessGroupWrapper
 
 from convoy.errors import ConvoyError
+from convoy.outer.gloo import BoundGloo
 from convoy.outer.star import LONGEST_BYTES, Star, is_star_faster
-
-# torchft's Rust side tells every request; it reads this once, when it is first imported.
-os.environ.setdefault("RUST_LOG", "error")
-
-from torchft.coordination import LighthouseClient, LighthouseServer
-from torchft.process_group import (
-    ProcessGroupGloo,
-    ProcessGroupNCCL,
-    ProcessGroupWrapper,
-)
 
 _BEAT_S = 0.1  # between two signs of life
 _SILENCE_S = 0.5  # after so long without one, the Lighthouse no longer waits for a node
 _PATIENCE_S = 60.0  # how long a formation waits for a node that lives but does not ask
 _TICK_MS = 50  # how often the Lighthouse looks whether a group is complete
 _CONNECT = timedelta(seconds=10)
-_CONFIGURE = timedelta(seconds=5)  # a member that dies meanwhile is waited for so long
+_CONFIGURE = timedelta(seconds=5)  # for all members to connect
+# An answer of the Lighthouse may name a node that has just died. By this time it has noticed.
+_MOURNED_S = 2.0
 
 
 class GroupLostError(ConvoyError):
@@ -179,7 +172,9 @@ class Group:
         self._client = LighthouseClient(lighthouse, _CONNECT)
         self._attempt = 0
         self._process_group: ProcessGroupWrapper | None = None
+        self._connecting: _Connecting | None = None
         self._identities: set[str] = set()
+        self._lost_at: dict[str, float] = {}
         self._star: Star | None = None
         self._heart: _Heart | None = None
         self._lock = threading.Lock()
@@ -226,23 +221,35 @@ class Group:
         return formation
 
     def _connect(self, formation: Formation) -> None:
-        kind = ProcessGroupNCCL if formation.backend == "nccl" else _BoundGloo
-        group = kind(timeout=_CONFIGURE)
-        if isinstance(group, _BoundGloo):
-            group.bind(self._address)
-        try:
-            group.configure(
-                f"{self._store}/{formation.prefix}",
-                self._identity,
-                formation.rank,
-                formation.size,
-                formation.quorum,
-            )
-        except Exception as error:  # torch reports a lost peer in many ways
-            raise GroupLostError(f"the group could not connect: {_brief(error)}") from error
         with self._lock:
-            self._process_group = group
             self._identities = {member.identity for member in formation.members}
+            self._refuse_the_dead()
+            connecting = self._connecting = _Connecting(lambda: self._configured(formation))
+        group = connecting.result()
+        with self._lock:
+            if self._connecting is not connecting:
+                raise GroupLostError("the group was broken up before it was connected")
+            self._connecting, self._process_group = None, group
+
+    def _refuse_the_dead(self) -> None:
+        now = time.monotonic()
+        for identity in self._identities:
+            if now - self._lost_at.get(identity, -_MOURNED_S) < _MOURNED_S:
+                raise GroupLostError("a member was lost before the group was connected")
+
+    def _configured(self, formation: Formation) -> ProcessGroupWrapper:
+        kind = ProcessGroupNCCL if formation.backend == "nccl" else BoundGloo
+        group = kind(timeout=_CONFIGURE)
+        if isinstance(group, BoundGloo):
+            group.bind(self._address)
+        group.configure(
+            f"{self._store}/{formation.prefix}",
+            self._identity,
+            formation.rank,
+            formation.size,
+            formation.quorum,
+        )
+        return group
 
     def choose_way(self, formation: Formation, numel: int, dtype: torch.dtype) -> None:
         """Find out whether messages of a length are added up faster over a star."""
@@ -305,9 +312,14 @@ class Group:
         With `because_of`, only a group that this identity is a member of.
         """
         with self._lock:
-            if because_of is not None and because_of not in self._identities:
-                return
+            if because_of is not None:
+                self._lost_at[because_of] = time.monotonic()
+                if because_of not in self._identities:
+                    return
+            connecting, self._connecting = self._connecting, None
             group, self._process_group = self._process_group, None
+        if connecting is not None:
+            connecting.give_up()
         if group is not None:
             group.abort()
 
@@ -317,6 +329,35 @@ class Group:
         if self._heart is not None:
             self._heart.stop()
             self._heart = None
+
+
+class _Connecting:
+    """A group being connected, in a thread that can be left behind: gloo cannot be interrupted.
+
+    It would wait for a member that has died until its time is over. Left behind, the thread ends
+    by then; a group that it has connected after all is dropped, and closed with it.
+    """
+
+    def __init__(self, connect: Callable[[], ProcessGroupWrapper]) -> None:
+        self._outcome: Future[ProcessGroupWrapper] = Future()
+        threading.Thread(target=self._run, args=(connect,), name="connect", daemon=True).start()
+
+    def _run(self, connect: Callable[[], ProcessGroupWrapper]) -> None:
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            try:
+                self._outcome.set_result(connect())
+            except Exception as error:  # torch reports a lost peer in many ways
+                what = f"the group could not connect: {_brief(error)}"
+                self._outcome.set_exception(GroupLostError(what))
+
+    def result(self) -> ProcessGroupWrapper:
+        """Wait for the group."""
+        return self._outcome.result()
+
+    def give_up(self) -> None:
+        """Let whoever waits for the group wait no longer, from any thread."""
+        with contextlib.suppress(InvalidStateError):
+            self._outcome.set_exception(GroupLostError("a member was lost while connecting"))
 
 
 class _Heart:
@@ -342,72 +383,6 @@ class _Heart:
         self._stopped.set()
 
 
-class _BoundGloo(ProcessGroupGloo):  # type: ignore[misc] # torchft has no types
-    """torchft's reconfigurable gloo group, on one address, and one that can be broken up.
-
-    gloo's own `abort` does nothing (torch 2.13): whoever waits for a member that has left, but
-    lives, would wait on. A group that is broken up here shuts its connections down, so that all
-    waiting ends at once, on both sides.
-    """
-
-    _bound_to = "127.0.0.1"
-    _sockets: tuple[tuple[int, int], ...] = ()
-
-    def bind(self, address: str) -> None:
-        """Use this address for all connections."""
-        self._bound_to = address
-
-    def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        before = connected_sockets()
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._bound_to)]
-        options._timeout = self._timeout
-        backend = dist.ProcessGroupGloo(store, rank, world_size, options)
-        group = dist.ProcessGroup(store, rank, world_size)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-        self._sockets = tuple(connected_sockets() - before)
-        return group
-
-    def abort(self, errored: bool = True) -> None:
-        """Shut down the connections to all members, from any thread."""
-        for handle, inode in self._sockets:
-            shut_down(handle, inode)
-        self._sockets = ()
-        super().abort(errored=errored)  # waits for what is under way: it fails at once now
-
-
-def connected_sockets() -> set[tuple[int, int]]:
-    """Return this process's connected TCP sockets: their descriptors and unique numbers."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), _borrowed(int(name)) as own:
-            own.getpeername()
-            if own.family != socket.AF_UNIX:
-                found.add((int(name), os.fstat(own.fileno()).st_ino))
-    return found
-
-
-def shut_down(handle: int, inode: int) -> None:
-    """Shut a socket down, if the descriptor is still that socket's."""
-    with contextlib.suppress(OSError), _borrowed(handle) as own:
-        if os.fstat(own.fileno()).st_ino == inode:
-            own.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def _borrowed(handle: int) -> Iterator[socket.socket]:
-    """Open a socket a second time; it may be closed, or be no socket at all: an OSError."""
-    own = os.dup(handle)
-    try:
-        opened = socket.socket(fileno=own)
-    except OSError:
-        os.close(own)
-        raise
-    with opened:
-        yield opened
-
-
 def start_lighthouse(host: str, min_nodes: int) -> LighthouseServer:
     """Start the server that decides who is in a group."""
     return LighthouseServer(
@@ -420,5 +395,6 @@ def start_lighthouse(host: str, min_nodes: int) -> LighthouseServer:
 
 
 def _brief(error: Exception) -> str:
-    """Return the first line of an error, without the place in the library it comes from."""
-    return str(error).splitlines()[0].rsplit("] ", 1)[-1][:200] or type(error).__name__
+    """Return what an engine says first, without the place in its source and its advice."""
+    line = (str(error).splitlines() or [""])[0].rsplit("] ", 1)[-1]
+    return line.split(". ", 1)[0].rstrip(".")[:200] or type(error).__name__
