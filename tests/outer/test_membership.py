@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -134,10 +135,13 @@ class Meeting:
         self._store = f"127.0.0.1:{port}"
         self._stack = stack
 
-    def ask_and_die(self, number: int) -> str:
-        """Be a node that is in the next group but never connects; return who it was."""
+    def show_up_and_die(self, number: int) -> tuple[str, Callable[[], None]]:
+        """Be a node that asks to be in the next group but never connects: who, and the asking."""
         identity = f"{number:04d}-{os.urandom(2).hex()}"
-        LighthouseClient(self._address, timedelta(seconds=5)).quorum(
+        client = LighthouseClient(self._address, timedelta(seconds=5))
+        client.heartbeat(identity)
+        ask = partial(
+            client.quorum,
             replica_id=identity,
             timeout=timedelta(seconds=20),
             address="127.0.0.1",
@@ -147,7 +151,7 @@ class Meeting:
             shrink_only=False,
             data=participant(number).data,
         )
-        return identity
+        return identity, ask
 
     def group(self, number: int) -> Group:
         group = Group(
@@ -252,6 +256,7 @@ def test_who_dies_before_it_has_connected_is_not_waited_for(
     meeting: Meeting, told_s: float
 ) -> None:
     group = meeting.group(0)
+    identity, ask_in_vain = meeting.show_up_and_die(1)
 
     def ask() -> float:
         with pytest.raises(GroupLostError, match="lost"):
@@ -259,7 +264,7 @@ def test_who_dies_before_it_has_connected_is_not_waited_for(
         return time.monotonic()
 
     def die() -> float:
-        identity = meeting.ask_and_die(1)
+        ask_in_vain()
         time.sleep(told_s)
         told = time.monotonic()
         group.break_up(because_of=identity)

@@ -42,6 +42,10 @@ class Member:
         self._table = table
         self._rank = rank
         self.sent: list[tuple[int, torch.dtype]] = []
+        self.expected = 0
+
+    def expect(self, like: Tensor) -> None:
+        self.expected = like.numel()
 
     def start_sum(self, tensor: Tensor) -> None:
         self.sum(tensor)
@@ -278,6 +282,9 @@ def test_a_closed_reduction_notices_nothing_any_more() -> None:
 
 def test_a_lost_member_reaches_the_caller() -> None:
     class Broken:
+        def expect(self, like: Tensor) -> None:
+            """Nothing comes."""
+
         def sum(self, tensor: Tensor) -> None:
             raise GroupLostError("a member was lost")
 

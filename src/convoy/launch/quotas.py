@@ -1,4 +1,4 @@
-"""CPU quotas of control groups (version 1 or 2): the kernel holds each node to its part of a core."""
+"""CPU quotas of control groups (version 1 or 2): the kernel holds a node to its part of a core."""
 
 import contextlib
 import math
@@ -21,7 +21,6 @@ from convoy.machine import usable_cores
 # own choice); steps of 5 ms spread by 2, 16, 28, 62 and 140 %. At speed 0.5 it is much alike.
 _QUOTA_PERIOD_US = 5_000
 _LEAST_QUOTA_US = 1_000
-
 
 
 @dataclass(frozen=True, slots=True)

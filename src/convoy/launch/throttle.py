@@ -1,4 +1,4 @@
-"""Where no quota may be set: a thread stops and continues processes, so that each keeps to its part."""
+"""Where no quota may be set: a thread stops and continues processes to hold them to their part."""
 
 import atexit
 import contextlib
@@ -18,7 +18,6 @@ _LEAST_PAUSE_S = 0.001
 _CENSUS_S = 0.5
 # A throttle that slept too long itself must not freeze a node for long afterwards.
 _LONGEST_FREEZE_S = 1.0
-
 
 
 def _cpu_time_s(pid: int) -> float:

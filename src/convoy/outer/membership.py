@@ -263,6 +263,11 @@ class Group:
         if is_star_faster(star, self, numel, dtype):
             self._star = star
 
+    def expect(self, like: Tensor) -> None:
+        """Get ready for the next sum, where that saves time: it is of a tensor like this one."""
+        if self._star is not None and like.device.type == "cpu":
+            self._star.expect(like)
+
     def sum(self, tensor: Tensor) -> None:
         """Add up a tensor over all members, in place, in the faster way."""
         if self._star is not None and tensor.device.type == "cpu":
@@ -289,11 +294,19 @@ class Group:
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor to one member."""
-        self.wait(self._call(lambda group: group.send([tensor], rank, 0)))
+        self.wait(self.start_send(tensor, rank))
 
     def receive(self, tensor: Tensor, rank: int) -> None:
         """Fill a tensor with what a member sends."""
-        self.wait(self._call(lambda group: group.recv([tensor], rank, 0)))
+        self.wait(self.start_receive(tensor, rank))
+
+    def start_send(self, tensor: Tensor, rank: int) -> dist.Work:
+        """Begin to send a tensor to one member."""
+        return self._call(lambda group: group.send([tensor], rank, 0))
+
+    def start_receive(self, tensor: Tensor, rank: int) -> dist.Work:
+        """Begin to fill a tensor with what a member sends."""
+        return self._call(lambda group: group.recv([tensor], rank, 0))
 
     def _call(self, start: Any) -> dist.Work:  # noqa: ANN401 - a function of the group
         with self._lock:

@@ -55,8 +55,11 @@ class Reduction:
     @property
     def last_message(self) -> int:
         """Return how many numbers the last message of a step holds: the one that is waited for."""
-        alone = not self.overlaps and self._wire == self._dtype
-        return self._flat.numel() if alone else self._extras
+        return self._flat.numel() if self._is_one_message else self._extras
+
+    @property
+    def _is_one_message(self) -> bool:
+        return not self.overlaps and self._wire == self._dtype
 
     @property
     def overlaps(self) -> bool:
@@ -83,12 +86,14 @@ class Reduction:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.sent = False
+        if self._is_one_message and self._wire_device == self._device:
+            group.expect(self._flat)
 
     def finish(self, extras: Tensor) -> Tensor:
         """Send what has not been sent, wait for all; return the sums of the extra numbers."""
         group = self._group
         assert group is not None
-        if not self.overlaps and self._wire == self._dtype:
+        if self._is_one_message:
             (bucket,) = self._buckets
             bucket.pack()
             self._flat[-self._extras :] = extras

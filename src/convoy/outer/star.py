@@ -10,6 +10,7 @@ import time
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _TRIALS = 3
@@ -19,12 +20,16 @@ LONGEST_BYTES = 4 << 20  # beyond, the centre's link would be the bottleneck: no
 class Wires(Protocol):
     """What a star needs of a group."""
 
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Send a tensor to one member."""
+    def start_send(self, tensor: Tensor, rank: int) -> dist.Work:
+        """Begin to send a tensor to one member."""
         ...
 
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        """Fill a tensor with what a member sends."""
+    def start_receive(self, tensor: Tensor, rank: int) -> dist.Work:
+        """Begin to fill a tensor with what a member sends."""
+        ...
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for what was begun."""
         ...
 
     def sum_around(self, tensor: Tensor) -> None:
@@ -40,19 +45,40 @@ class Star:
         self._rank = rank
         self._others = [other for other in range(size) if other != centre]
         self._centre = centre
+        self._parts: list[Tensor] = []
+        self._expected: list[dist.Work] = []
+
+    def expect(self, like: Tensor) -> None:
+        """Let the centre take in what the others send from now on, while it is still at work.
+
+        The next sum must be of a tensor like this one.
+        """
+        if self._rank != self._centre:
+            return
+        if (
+            not self._parts
+            or self._parts[0].shape != like.shape
+            or self._parts[0].dtype != like.dtype
+        ):
+            self._parts = [torch.empty_like(like) for _ in self._others]
+        pairs = zip(self._parts, self._others, strict=True)
+        self._expected = [self._wires.start_receive(part, other) for part, other in pairs]
 
     def sum(self, tensor: Tensor) -> None:
         """Add up a tensor over all members, in place."""
+        wires = self._wires
         if self._rank != self._centre:
-            self._wires.send(tensor, self._centre)
-            self._wires.receive(tensor, self._centre)
+            wires.wait(wires.start_send(tensor, self._centre))
+            wires.wait(wires.start_receive(tensor, self._centre))
             return
-        part = torch.empty_like(tensor)
-        for other in self._others:
-            self._wires.receive(part, other)
-            tensor += part
-        for other in self._others:
-            self._wires.send(tensor, other)
+        if not self._expected:
+            self.expect(tensor)
+        expected, self._expected = self._expected, []
+        for work, part in zip(expected, self._parts, strict=True):
+            wires.wait(work)
+            tensor += part  # always in the same order: all runs round alike
+        for work in [wires.start_send(tensor, other) for other in self._others]:
+            wires.wait(work)
 
 
 def is_star_faster(star: Star, wires: Wires, numel: int, dtype: torch.dtype) -> bool:

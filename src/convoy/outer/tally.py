@@ -16,9 +16,7 @@ class Tally:
         self._busy = [0.0] * self._size
         self._waiting = [0.0] * self._size
 
-    def add(
-        self, samples: Sequence[int], busy: Sequence[float], waiting: Sequence[float]
-    ) -> None:
+    def add(self, samples: Sequence[int], busy: Sequence[float], waiting: Sequence[float]) -> None:
         """Count one step."""
         self.steps += 1
         for j in range(self._size):
