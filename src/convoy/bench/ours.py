@@ -71,7 +71,7 @@ def record_lockstep(
                 "threads": 1,
                 "strategy": "lockstep",
                 "speeds": tuple(speeds),
-                "log_interval_s": 0.3,
+                "log_interval_s": 1.0,
                 "out": str(Path(folder) / "run"),
                 **options,
             },

@@ -48,6 +48,7 @@ from convoy.storage.checkpoint import Checkpoint
 # Much longer than connecting may take: whoever asks again just as a group forms without knowing
 # it would let the others wait to connect, and then miss them in turn.
 _ASK_FOR_S = 20.0
+_HOLD_STEPS = 3  # a plan is tried for so long: every change costs, for shapes are new
 _SETTLE_S, _SETTLE_STEPS = 2.0, 8  # a group trains at least so long before a node is sent away
 _COUNT, _LOSS, _CORRECT, _REGROUP, _STOP, _TIMES = range(6)  # places in the reduced numbers
 
@@ -176,6 +177,7 @@ class Lockstep:
         members = self.formation.members
         self._book = SpeedBook([member.speed for member in members])
         self._plan = make_plan(self._book.speeds, self._group_rules())
+        self._held = 0  # steps since the plan was made
         self._tally = Tally(len(members))
         self._began_at = time.perf_counter()
         self._waited = 0.0
@@ -401,6 +403,9 @@ class Lockstep:
 
     def _replan(self) -> bool:
         """Adapt the shares; tell whether everybody stays."""
+        self._held += 1
+        if self._held < _HOLD_STEPS:
+            return True
         plan = make_plan(
             self._book.speeds,
             self._group_rules(),
@@ -411,7 +416,7 @@ class Lockstep:
             self._plan = plan
             return False
         if not plan.left_out and plan.shares != self._plan.shares:
-            self._plan = plan
+            self._plan, self._held = plan, 0
             self._emit_shares("measured speeds have changed")
         self._speed = self._book.speeds[self.formation.rank]
         return True

@@ -4,7 +4,8 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-_STEPS = 5  # at least so many are remembered: one outlier among them changes nothing
+_STEPS = 5  # of so many, one outlier changes nothing
+_STEPS_KEPT = 15  # so many are remembered
 _SECONDS = 1.0  # steps of a few milliseconds jump about: so much of them is remembered
 _STEPS_AT_MOST = 64
 _CHANGE = 1.4  # two long steps in a row so far off are no outliers
@@ -12,6 +13,9 @@ _CHANGE = 1.4  # two long steps in a row so far off are no outliers
 
 class SpeedBook:
     """Remembers each node's last times per sample.
+
+    A node's first step with a share that it never had is slow, because kernels are made for the
+    new shape: it says nothing of the steps to come and does not count.
 
     All nodes of a group feed their books with the same reduced numbers, so that all of them
     read the same speeds without asking anyone.
@@ -24,20 +28,27 @@ class SpeedBook:
     def __init__(self, guesses: Sequence[float]) -> None:
         self._guesses = tuple(guesses)
         self._times: list[deque[float]] = [deque() for _ in guesses]
+        self._seen: list[set[int]] = [set() for _ in guesses]
         self._exchanges: deque[float] = deque()
-        self._keep = _STEPS
+        self._keep = _STEPS_KEPT
 
     def observe(self, shares: Sequence[int], times_s: Sequence[float]) -> None:
         """Take in how long each node was busy with its share of one step."""
         step_s = max(times_s, default=0.0)
         if step_s > 0:
-            self._keep = min(max(_STEPS, round(_SECONDS / step_s)), _STEPS_AT_MOST)
-        for remembered, share, time_s in zip(self._times, shares, times_s, strict=True):
+            self._keep = min(max(_STEPS_KEPT, round(_SECONDS / step_s)), _STEPS_AT_MOST)
+        measured = zip(self._times, self._seen, shares, times_s, strict=True)
+        for remembered, seen, share, time_s in measured:
             if share > 0 and time_s > 0:
-                self._remember(remembered, time_s / share)
-                if self._keep == _STEPS and has_changed(remembered):
-                    while len(remembered) > 2:
-                        remembered.popleft()  # what was before tells nothing any more
+                if share in seen or not remembered:
+                    self._observe_one(remembered, time_s / share)
+                seen.add(share)
+
+    def _observe_one(self, remembered: deque[float], value: float) -> None:
+        self._remember(remembered, value)
+        if self._keep == _STEPS_KEPT and has_changed(list(remembered)[-_STEPS:]):
+            while len(remembered) > 2:
+                remembered.popleft()  # what was before tells nothing any more
 
     def _remember(self, values: deque[float], value: float) -> None:
         values.append(value)
