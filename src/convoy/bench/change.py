@@ -16,6 +16,7 @@ from convoy.monitor.events import GroupEvent, SharesEvent
 _AFTER_S = 9.0  # seconds of training before the change
 _SETTLE_STEPS = 10
 _NEW_SPEED = 0.2
+_SEEN_EVERY_S = 0.3  # so that the step of the change is known
 
 
 def bench_change(*, quick: bool, tell: Callable[[str], None]) -> Report:
@@ -28,7 +29,9 @@ def bench_change(*, quick: bool, tell: Callable[[str], None]) -> Report:
         with Lab((_NEW_SPEED, *SPEEDS[1:])) as lab:
             limits += (measure_crew("alone", TASK, lab, warm_s=2, seconds=6 if quick else 12),)
         change = f"1:{_NEW_SPEED}@{_AFTER_S}"
-        recording = record_lockstep(TASK, SPEEDS, steps, speed_changes=change)
+        recording = record_lockstep(
+            TASK, SPEEDS, steps, speed_changes=change, log_interval_s=_SEEN_EVERY_S
+        )
         at = step_of_change(recording)
         reached += (speed_between(recording, at + _SETTLE_STEPS, steps),)
         settled += (float(steps_to_settle(recording, at)),)

@@ -31,7 +31,7 @@ _PEERS = {
 
 def bench_unequal(*, quick: bool, tell: Callable[[str], None]) -> Report:
     """Measure all systems in turn, several times."""
-    repeats, seconds = (1, 5.0) if quick else (5, 12.0)
+    repeats, seconds = (1, 5.0) if quick else (7, 9.0)
     systems = _systems(quick=quick, tell=tell)
     values: dict[str, tuple[float, ...]] = dict.fromkeys([*systems, _OURS], ())
     for number in range(repeats):
