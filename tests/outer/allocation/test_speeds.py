@@ -78,10 +78,17 @@ def test_a_real_change_is_followed_after_two_steps(new: float) -> None:
     assert book.speeds == pytest.approx((new,))
 
 
-def test_what_lies_more_than_fifteen_steps_back_is_forgotten() -> None:
+def test_where_one_node_has_changed_all_are_judged_anew() -> None:
+    book = SpeedBook([80.0, 40.0])
+    _observe(book, [80, 40], [64, 32], steps=20)
+    _observe(book, [20, 50], [64, 32], steps=2)
+    assert book.speeds == pytest.approx((20, 50))
+
+
+def test_what_lies_more_than_ten_steps_back_is_forgotten() -> None:
     book = SpeedBook([1.0])
     _observe(book, [60], [64], steps=1000)
-    _observe(book, [70], [64], steps=12)  # no change that is followed at once
+    _observe(book, [70], [64], steps=8)  # no change that is followed at once
     assert book.speeds == pytest.approx((70,))
 
 

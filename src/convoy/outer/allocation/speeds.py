@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 _STEPS = 5  # of so many, one outlier changes nothing
-_STEPS_KEPT = 15  # so many are remembered
+_STEPS_KEPT = 10  # so many are remembered
 _SECONDS = 1.0  # steps of a few milliseconds jump about: so much of them is remembered
 _STEPS_AT_MOST = 64
 _CHANGE = 1.4  # two long steps in a row so far off are no outliers
@@ -41,14 +41,16 @@ class SpeedBook:
         for remembered, seen, share, time_s in measured:
             if share > 0 and time_s > 0:
                 if share in seen or not remembered:
-                    self._observe_one(remembered, time_s / share)
+                    self._remember(remembered, time_s / share)
                 seen.add(share)
+        if self._keep == _STEPS_KEPT and any(has_changed(times) for times in self._times):
+            self._forget()
 
-    def _observe_one(self, remembered: deque[float], value: float) -> None:
-        self._remember(remembered, value)
-        if self._keep == _STEPS_KEPT and has_changed(list(remembered)[-_STEPS:]):
-            while len(remembered) > 2:
-                remembered.popleft()  # what was before tells nothing any more
+    def _forget(self) -> None:
+        """Keep the last time only: it changed somewhere in the one before, for all perhaps."""
+        for remembered in self._times:
+            while len(remembered) > 1:
+                remembered.popleft()
 
     def _remember(self, values: deque[float], value: float) -> None:
         values.append(value)
@@ -81,7 +83,7 @@ def has_changed(values: Sequence[float]) -> bool:
     """
     if len(values) < 4:
         return False
-    *before, last_but_one, last = values
+    *before, last_but_one, last = list(values)[-_STEPS:]
     usual = statistics.median(before)
     slower = min(last_but_one, last) > usual * _CHANGE
     faster = max(last_but_one, last) < usual / _CHANGE
