@@ -269,9 +269,9 @@ def test_nodes_that_have_not_trained_yet_have_no_share_of_anything() -> None:
 
 def _trained(probed: list[float], *, samples: int, took_s: float) -> list[NodeRecord]:
     """Return nodes that together trained so many samples in so long."""
-    each = samples // len(probed)
+    whole = sum(probed)
     return [
-        _record(n, probed=speed, samples=each, busy_s=took_s / 2, waiting_s=took_s / 2)
+        _record(n, probed=speed, samples=round(samples * speed / whole), busy_s=took_s)
         for n, speed in enumerate(probed)
     ]
 
@@ -282,7 +282,6 @@ def _trained(probed: list[float], *, samples: int, took_s: float) -> list[NodeRe
         ([80.0, 60.0, 40.0, 20.0], 200, 2.5),
         ([80.0, 60.0, 40.0, 20.0], 160, 2.0),  # an exchange that costs a fifth
         ([50.0, 50.0], 100, 1.0),
-        ([50.0, 0.0], 50, None),  # a node that was never measured
         ([50.0, 50.0], 0, None),  # nobody has trained yet
     ],
 )
@@ -297,6 +296,13 @@ def test_with_equal_shares_nobody_may_stand_aside() -> None:
     fast, slow = _trained([50.0, 1.0], samples=4000, took_s=40.0)
     fast.samples, slow.samples = 4000, 0
     assert equal_shares_slowdown([fast, slow]) == 50.0
+
+
+def test_an_unlucky_probe_does_not_make_equal_shares_look_worse() -> None:
+    records = _trained([80.0, 20.0], samples=4000, took_s=40.0)
+    slow = records[1]
+    slow.samples = 1200  # 30 per second, when it trained
+    assert equal_shares_slowdown(records) == round(4400 / 60 / 40, 3)
 
 
 def test_nobody_needs_no_time() -> None:

@@ -153,12 +153,13 @@ def summarise_nodes(roster: Roster) -> dict[str, Any]:
 def equal_shares_slowdown(records: list[NodeRecord]) -> float | None:
     """Return how much longer the same training would have taken with equal shares.
 
-    Then all nodes work at the pace of the slowest, which its probe has shown: that measures an
-    equal share of a batch, and a node's speed with another share may be another.
+    Then all nodes work at the pace of the slowest. Its probe has shown that, with an equal share
+    of a batch; a probe may be unlucky, so that it counts for no less than the speed in training.
     """
     trained = sum(record.samples for record in records)
     took_s = max((record.busy_s + record.waiting_s for record in records), default=0.0)
-    slowest = min((record.probed for record in records), default=0.0)
+    paces = [max(r.probed, r.samples / r.busy_s if r.busy_s else 0.0) for r in records]
+    slowest = min(paces, default=0.0)
     if not trained or took_s <= 0 or slowest <= 0:
         return None
     equally_s = trained / (len(records) * slowest)
