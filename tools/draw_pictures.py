@@ -28,7 +28,7 @@ def draw_terminal(target: Path) -> None:
     with TemporaryDirectory() as folder:
         config = load_config(MAIN_JOB, {"out": f"{folder}/run"})
         run = train(config, sinks=[TerminalView(console)])
-        print_summary(run, console, shown_folder=Path("runs/20261116-lenet5-fashion-mini"))
+        print_summary(run, console, shown_folder=Path("runs/20261116-resnet20-fashion-mini"))
     console.save_svg(str(target), title="convoy train")
 
 
