@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from convoy.outer.crew import Serving
     from convoy.run import Run
 
-_CLEARLY = 1.1  # a prediction from short probes that is closer to 1 says nothing
+_CLEARLY = 1.1  # a prediction that is closer to 1 says nothing
 
 
 def train(
@@ -173,4 +173,4 @@ def print_nodes(summary: dict[str, Any], console: Console) -> None:
         told = f"needed {slowdown:.1f}x the time: all would wait for the slowest node"
     else:
         told = "done as well: these nodes are about equal"
-    console.print(f"By the probes at the start, equal shares would have {told}.")
+    console.print(f"By the speeds measured, equal shares would have {told}.")
