@@ -1,11 +1,14 @@
 """The lead's list: a node that comes back has its number, and its work is counted once."""
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convoy.launch.lead import Lead
 from convoy.launch.roster import (
     NodeRecord,
     Roster,
@@ -14,6 +17,7 @@ from convoy.launch.roster import (
     summarise_nodes,
 )
 from convoy.launch.service import Connection
+from convoy.outer.allocation.plan import Rules
 
 STATES: list[State] = ["joining", "ready", "training", "aside", "silent", "gone"]
 
@@ -318,3 +322,24 @@ def test_who_is_sent_away_again_and_again_rests_longer_each_time() -> None:
         rests.append(record.rests_until - 100.0)
     assert rests[:4] == [15.0, 30.0, 60.0, 120.0]
     assert max(rests) == rests[-1] == 600.0
+
+
+def test_a_spare_that_rests_is_not_called_unless_somebody_is_lost() -> None:
+    spare = _record(1, speed=100.0, state="aside")
+    told: list[str] = []
+    lead: Any = SimpleNamespace(
+        _roster=Roster([_record(0, speed=100.0), spare]),
+        _called_at=-100.0,
+        _formed=True,
+        _rules=Rules(batch=256),
+        _speeds=lambda: [100.0],
+        _tell=told.append,
+        _call_together=lambda: told.append("all"),
+    )
+    spare.rest(time.monotonic())
+    Lead._call_spares(lead)
+    assert (spare.state, told) == ("aside", [])
+    Lead._wake_spares(lead)
+    Lead._call_spares(lead)
+    assert spare.state == "ready"
+    assert told[-1] == "all"

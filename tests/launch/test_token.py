@@ -75,3 +75,13 @@ def test_files_that_cannot_be_read_or_made_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_or_make_token(tmp_path / "link")  # nothing is written through a link
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("token", ["q83vEjRWeJCrze8SNFZ4kKvN7xI=", "a_b-c_d-e_f-g_h-", "a+b/" * 11])
+def test_tokens_of_other_tools_are_taken(tmp_path: Path, token: str) -> None:
+    assert read_token(_write(tmp_path / "token", token + "\n")) == token
+
+
+def test_letters_that_cannot_travel_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no token"):
+        read_token(_write(tmp_path / "token", "ä" * 20))

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from convoy.data.batches import Batches
 from convoy.data.load import wrap_data
 from convoy.inner.schedule import make_schedule
 from convoy.models.dropout import drop_by, key_dropout
+from convoy.outer.allocation.plan import Rules, make_plan
+from convoy.outer.allocation.speeds import SpeedBook
 from convoy.outer.ledger import Update, find_faults
+from convoy.outer.lockstep import Lockstep
 from convoy.run import Run
 from convoy.trainer import fit
 from tests.conftest import make_stripes
@@ -221,3 +225,24 @@ def test_batch_norm_statistics_are_those_of_all_nodes() -> None:
         a, b = alone.model.state_dict()[name], together.model.state_dict()[name]
         torch.testing.assert_close(a, b, rtol=0.1, atol=0.05)
     assert abs(alone.accuracy - together.accuracy) <= 0.1
+
+
+def test_a_new_plan_is_tried_for_three_steps() -> None:
+    rules = Rules(batch=100)
+    said: list[str] = []
+    node: Any = SimpleNamespace(
+        _held=0,
+        _book=SpeedBook([50.0, 50.0]),
+        _plan=make_plan([50.0, 50.0], rules),
+        _group_rules=lambda: rules,
+        _emit_shares=said.append,
+        formation=SimpleNamespace(rank=0),
+    )
+    shares = []
+    for speeds in ([90.0, 10.0], [10.0, 90.0]):
+        node._book = SpeedBook(speeds)
+        for _ in range(3):
+            assert Lockstep._replan(node)
+            shares.append(node._plan.shares)
+    assert shares == [(50, 50)] * 2 + [(90, 10)] * 3 + [(10, 90)]
+    assert len(said) == 2

@@ -1,13 +1,15 @@
 """The token that a node must know to join a run: 256 bits in a file that only its owner reads."""
 
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
 
 from convoy.errors import ConfigError
 
-_LENGTH_AT_LEAST = 16
+# What can travel in a call's metadata, and what people's tools make: hexadecimal or base64.
+_FORM = r"(?=.*[A-Za-z0-9])[A-Za-z0-9+/=_-]{16,}"
 
 
 def make_token() -> str:
@@ -40,10 +42,10 @@ def read_token(path: Path) -> str:
         raise ConfigError(
             "others may read the token file", got=str(path), hint=f"Run: chmod 600 {path}"
         )
-    if len(token) < _LENGTH_AT_LEAST or not token.isalnum():
+    if re.fullmatch(_FORM, token) is None:
         raise ConfigError(
             "the token file holds no token",
             got=str(path),
-            allowed=f"at least {_LENGTH_AT_LEAST} letters and digits",
+            allowed="at least 16 letters and digits, or base64",
         )
     return token

@@ -106,7 +106,7 @@ class TerminalView:
         )
         self._console.print(
             f"{event.strategy}, {event.executor} on {event.device} "
-            f"({event.threads} threads, {event.precision}, {event.memory_format}); "
+            f"({_threads(event.threads)}, {event.precision}, {event.memory_format}); "
             f"batch {event.batch}; {escape(event.reason)}"
         )
         self._console.print(f"[dim]{_HEADER}[/]")
@@ -165,3 +165,7 @@ def _with_lines(console: Console, items: Iterable[T], description: str, total: i
         if time.monotonic() - last >= _LINE_EVERY_S:
             last = time.monotonic()
             console.print(f"{description}: {number:,} of {total:,}")
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
