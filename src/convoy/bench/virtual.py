@@ -123,7 +123,9 @@ class Workbench:
                 norm.reset_running_stats()
                 norm.momentum = None  # a plain mean over what follows
             for part in torch.arange(0, 10_000, device=self._weights.device).split(500):
-                self._model(self._normalise(self.train_set.pixels[part % len(self.train_set.labels)]))
+                self._model(
+                    self._normalise(self.train_set.pixels[part % len(self.train_set.labels)])
+                )
             for norm, momentum in zip(norms, kept, strict=True):
                 norm.momentum = momentum
             self._model.eval()
@@ -191,7 +193,9 @@ class Workbench:
         rows = torch.arange(height, device=device) + top
         which = torch.arange(count, device=device)[:, None, None, None]
         channel = torch.arange(channels, device=device)[None, :, None, None]
-        return self._normalise(padded[which, channel, rows[:, None, :, None], columns[:, None, None, :]])
+        return self._normalise(
+            padded[which, channel, rows[:, None, :, None], columns[:, None, None, :]]
+        )
 
 
 class _Supply:

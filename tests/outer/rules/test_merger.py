@@ -103,7 +103,9 @@ def test_the_same_order_gives_the_same_weights(name: str, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10**6), slack=st.integers(0, 4))
-@pytest.mark.parametrize("name", [n for n in RULES if not RULES[n]().has_barrier and n != "fedbuff"])
+@pytest.mark.parametrize(
+    "name", [n for n in RULES if not RULES[n]().has_barrier and n != "fedbuff"]
+)
 def test_nothing_older_than_the_bound_is_merged(name: str, seed: int, slack: int) -> None:
     bound = least_bound(4) + slack
     told = play(RULES[name](), seed, bound=bound)
@@ -176,7 +178,5 @@ def test_what_a_node_handed_in_before_it_came_back_is_void() -> None:
         ({0: 5, 1: 4, 2: 4}, 0, 2, False),  # the second of them would come too late
     ],
 )
-def test_the_best_order_decides(
-    bases: dict[int, int], node: int, bound: int, may: bool
-) -> None:
+def test_the_best_order_decides(bases: dict[int, int], node: int, bound: int, may: bool) -> None:
     assert may_merge(node, 5, bases, bound) is may

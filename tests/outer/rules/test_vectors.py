@@ -161,9 +161,7 @@ def test_fedbuff_makes_a_version_of_every_three() -> None:
         (samples_and_quality, (1.9482758621, -0.9482758621)),
     ],
 )
-def test_sgwu_1_and_its_controls(
-    make: Callable[[], Rule], expected: tuple[float, float]
-) -> None:
+def test_sgwu_1_and_its_controls(make: Callable[[], Rule], expected: tuple[float, float]) -> None:
     start = np.array([9.0, 9.0])
     merger: Merger[Array] = Merger(make(), start)
     for node in (1, 2, 3):

@@ -99,14 +99,13 @@ def _equalise(held: Sequence[int], times: Sequence[float], volume: int) -> tuple
         finish_s = total / sum(1 / times[j] for j in active)
         wanted = {j: finish_s / times[j] - held[j] for j in active}
         enough = [j for j in active if wanted[j] < 0]  # it is slower than was thought
-        if not enough:
-            return apportion([wanted.get(j, 0.0) for j in range(len(held))], volume)
+        if not enough or enough == active:  # all: nothing but a rounding error is left to share
+            parts = [max(0.0, wanted.get(j, 0.0)) for j in range(len(held))]
+            return apportion(parts, volume)
         active = [j for j in active if j not in enough]
 
 
-def hand_out(
-    increments: Mapping[int, int], start: int
-) -> dict[int, range]:
+def hand_out(increments: Mapping[int, int], start: int) -> dict[int, range]:
     """Return which stretch of the shuffled data set each node gets, beginning at a place.
 
     >>> hand_out({0: 2, 3: 1}, 10)

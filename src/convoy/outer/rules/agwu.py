@@ -36,7 +36,9 @@ class Agwu(AtOnce):
         (submission,) = pending
         bases = {**world.bases, submission.node: submission.base}
         factor = attenuation(submission.node, bases, self._divisor(world))
-        return Merged(world.weights + submission.increment * (factor * self._worth(world, submission)))
+        return Merged(
+            world.weights + submission.increment * (factor * self._worth(world, submission))
+        )
 
     def _divisor(self, world: World[Weights]) -> float:
         return float(world.version if self._scale == "version" else max(1, len(world.bases)))

@@ -1,7 +1,7 @@
 """Increments with an explicit rate and an explicit discount: AGWU's message, its faults mended.
 
-    delta-poly  W <- W + (rate / m) (1 + s)^-a D_j          at once
-    fedbuff     W <- W + rate (1 / K) sum_K (1 + s)^-a D_j  once K have come in
+delta-poly  W <- W + (rate / m) (1 + s)^-a D_j          at once
+fedbuff     W <- W + rate (1 / K) sum_K (1 + s)^-a D_j  once K have come in
 """
 
 from collections.abc import Sequence

@@ -53,9 +53,7 @@ class DelayedNesterov(_Wrapped):
         every: versions between two uses of the momentum; the number of nodes is a good choice.
     """
 
-    def __init__(
-        self, inner: Rule, every: int, rate: float = 1.0, momentum: float = 0.9
-    ) -> None:
+    def __init__(self, inner: Rule, every: int, rate: float = 1.0, momentum: float = 0.9) -> None:
         super().__init__(inner, rate, momentum)
         self._every = every
 

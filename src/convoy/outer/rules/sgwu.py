@@ -1,8 +1,8 @@
 """SGWU, and the means it is compared with: all nodes hand in, then one average for all.
 
-    sgwu    W = sum_j Q_j W_j / sum_j Q_j       by accuracy (BPT-CNN, as reconstructed)
-    mean    W = sum_j W_j / m
-    fedavg  W = sum_j n_j W_j / sum_j n_j       by samples
+sgwu    W = sum_j Q_j W_j / sum_j Q_j       by accuracy (BPT-CNN, as reconstructed)
+mean    W = sum_j W_j / m
+fedavg  W = sum_j n_j W_j / sum_j n_j       by samples
 """
 
 from collections.abc import Callable, Sequence
