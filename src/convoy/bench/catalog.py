@@ -44,5 +44,9 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.lopsided:bench_lopsided",
             "one fast node among very slow ones against the fast node alone",
         ),
+        "rules": Entry(
+            "convoy.bench.rules:bench_rules",
+            "what every update rule learns in the same time, in virtual time on a GPU",
+        ),
     },
 )

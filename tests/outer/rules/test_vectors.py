@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from convoy.outer.merger import Merger
+from convoy.outer.merger import Merger, Reply
 from convoy.outer.rules.agwu import Agwu, attenuation
 from convoy.outer.rules.dcasgd import DcAsgd
 from convoy.outer.rules.delta import Delta, FedBuff
@@ -168,7 +168,7 @@ def test_sgwu_1_and_its_controls(make: Callable[[], Rule], expected: tuple[float
         merger.join(node)
     locals_ = {1: (1.5, -0.5), 2: (0.5, 0.5), 3: (2.5, -1.5)}
     samples, qualities = {1: 300, 2: 300, 3: 600}, {1: 0.6, 2: 0.5, 3: 0.9}
-    replies = []
+    replies: list[Reply[Array]] = []
     for node, local in locals_.items():
         assert replies == []  # nobody goes on before all are there
         replies = merger.submit(

@@ -11,6 +11,7 @@ A node never gives samples back: one that has become slow gets nothing new, and 
 the batch. (BPT-CNN, as reconstructed: the paper's own formulas were not at hand.)
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -27,7 +28,7 @@ def batch_volumes(samples: int, batches: int) -> tuple[int, ...]:
     (333, 333, 334)
     """
     edges = [a * samples // batches for a in range(batches + 1)]
-    return tuple(after - before for before, after in zip(edges, edges[1:], strict=False))
+    return tuple(after - before for before, after in itertools.pairwise(edges))
 
 
 def iterations_with(batches: int, iterations: int) -> int:

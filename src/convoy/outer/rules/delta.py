@@ -37,6 +37,7 @@ class FedBuff:
     """
 
     has_barrier = False
+    has_window = False
     needs_base = False
 
     def __init__(self, size: int, discount: Discount | None = None, rate: float = 1.0) -> None:

@@ -22,6 +22,7 @@ class _Wrapped:
         self._rate = rate
         self._momentum = momentum
         self.has_barrier = inner.has_barrier
+        self.has_window = inner.has_window
         self.needs_base = inner.needs_base
 
     def is_complete(self, pending: Sequence[Submission[Any]], live: Sequence[int]) -> bool:

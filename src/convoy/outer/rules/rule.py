@@ -71,10 +71,12 @@ class Rule(Protocol):
 
     Attributes:
         has_barrier: nodes wait for each other; all of them get the merged weights.
+        has_window: those who are late are not waited for without end, but count later.
         needs_base: it reads the weights that a submission was trained from.
     """
 
     has_barrier: bool
+    has_window: bool
     needs_base: bool
 
     def is_complete(self, pending: Sequence[Submission[Any]], live: Sequence[int]) -> bool:
@@ -92,6 +94,7 @@ class AtOnce:
     """Half of an asynchronous rule: each submission makes a version by itself."""
 
     has_barrier = False
+    has_window = False
     needs_base = False
 
     def is_complete(self, pending: Sequence[Submission[Any]], live: Sequence[int]) -> bool:
@@ -104,6 +107,7 @@ class AllTogether:
     """Half of a synchronous rule: a version needs a submission of every live node."""
 
     has_barrier = True
+    has_window = False
     needs_base = True
 
     def is_complete(self, pending: Sequence[Submission[Any]], live: Sequence[int]) -> bool:
