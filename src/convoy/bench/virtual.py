@@ -72,10 +72,12 @@ class Workbench:
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
         padding: int = 4,
+        nesterov: bool = True,
     ) -> None:
         self._model = model
         self.train_set, self._test = train, test
         self._mu, self._decay, self._padding = momentum, weight_decay, padding
+        self._nesterov = nesterov
         device = train.pixels.device
         parameters = [p for p in model.parameters() if p.requires_grad]
         size = sum(p.numel() for p in parameters)
@@ -187,7 +189,10 @@ class Workbench:
                 self._correct += (logits.argmax(1) == labels).sum()
                 self._gradient.add_(self._weights, alpha=self._decay)
                 self._momentum.mul_(self._mu).add_(self._gradient)
-                self._weights.sub_(self._momentum * self._rate)
+                if self._nesterov:
+                    self._gradient.add_(self._momentum, alpha=self._mu)
+                step = self._gradient if self._nesterov else self._momentum
+                self._weights.sub_(step * self._rate)
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         scaled = (pixels.float() / 255 - self._mean) / self._std
