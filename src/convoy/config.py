@@ -132,6 +132,79 @@ class Config:
     overlap: bool = option(
         True, "Send gradients while others are still computed.", group="Nodes", on_resume=True
     )
+    rule: str = option(
+        "beat",
+        "How the service merges what nodes hand in: NAME, or NAME:option=value,...",
+        group="Server",
+    )
+    exchange_every: int = option(
+        0,
+        "Local steps between two exchanges (auto: as the link suggests; pass: once a local epoch).",
+        group="Server",
+        at_least=-1,
+        at_most=100_000,
+        words={"auto": 0, "pass": -1},
+    )
+    local_batch: int = option(
+        0,
+        "Samples of a local step (0: a share of the batch by speed, or an equal one).",
+        group="Server",
+        at_least=0,
+    )
+    staleness_bound: int = option(
+        -1,
+        "No update is merged that missed more versions than this (none: no bound).",
+        group="Server",
+        at_least=-1,
+        words={"none": -1},
+    )
+    first_version: int = option(
+        1, "The number of the first weights.", group="Server", at_least=0, at_most=1
+    )
+    holdings: Literal["none", "cumulative", "per-batch", "nominal", "uniform"] = option(
+        "none",
+        "Samples that a node keeps: none (any sample, any epoch), or handed out once, by IDPA "
+        "(cumulative or per-batch), by nominal speed alone, or uniformly.",
+        group="Server",
+    )
+    idpa_batches: int = option(
+        4, "Batches that IDPA hands the data set out in.", group="Server", at_least=1, at_most=1000
+    )
+    stream_data: bool = option(
+        False,
+        "Nodes get the samples they need from the lead instead of reading the data set.",
+        group="Server",
+        on_resume=True,
+    )
+    norms: Literal["average", "local"] = option(
+        "average",
+        "Batch-norm's running statistics: averaged by the service, or each node's own.",
+        group="Server",
+    )
+    momentum_on_pull: Literal["keep", "reset"] = option(
+        "keep", "A node's momentum when it takes new weights over.", group="Server"
+    )
+    durability: Literal["checkpoint", "journal"] = option(
+        "checkpoint",
+        "The service's state is on disk now and then, or before every answer.",
+        group="Server",
+        on_resume=True,
+    )
+    durable_updates: int = option(
+        50,
+        "Versions between two writes of the service's state, with 'checkpoint'.",
+        group="Server",
+        at_least=1,
+        on_resume=True,
+    )
+    servers: int = option(
+        1,
+        "Processes that share the parameter service.",
+        group="Server",
+        at_least=1,
+        at_most=16,
+        on_resume=True,
+    )
     restarts: int = option(
         3,
         "How often a node of this machine that died is started again.",

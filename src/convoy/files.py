@@ -24,6 +24,9 @@ FAILPOINTS = (
     "folder.after-rename",
     "folder.before-remove",
     "file.before-rename",
+    "service.mid-write",
+    "service.before-rename",
+    "service.after-rename",
 )
 
 

@@ -1,7 +1,7 @@
 """From sample numbers to a batch on the device: gather, vary, normalise, as whole tensors."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,18 @@ class Batch:
         return len(self.labels)
 
 
+def join_batches(parts: Sequence[Batch]) -> Batch:
+    """Return several batches of one pass as one."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = [part.keys for part in parts if part.keys is not None]
+    return Batch(
+        torch.cat([part.images_NCHW for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        torch.cat(keys) if keys else None,
+    )
+
+
 class Batches:
     """Makes batches of one image set on one device.
 
@@ -60,9 +72,16 @@ class Batches:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def epoch(self, number: int, *, seed: int, augmentation: Augmentation) -> "Epoch":
-        """Return one pass over the images in a seeded order, each varied in its own way."""
-        return Epoch(self, number, seed, augmentation)
+    def epoch(
+        self, number: int, *, seed: int, augmentation: Augmentation, order: Tensor | None = None
+    ) -> "Epoch":
+        """Return one pass over the images, each varied in its own way.
+
+        The order is seeded, or given: then it may be any images, as often as they are named.
+        """
+        if order is None:
+            order = epoch_order(seed, number, len(self))
+        return Epoch(self, number, seed, augmentation, order)
 
     def in_order(self, size: int, first: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """Yield samples as they are, in order, for evaluation: all, or those of a stretch."""
@@ -94,11 +113,16 @@ class Epoch:
     """
 
     def __init__(
-        self, samples: Batches, number: int, seed: int, augmentation: Augmentation
+        self,
+        samples: Batches,
+        number: int,
+        seed: int,
+        augmentation: Augmentation,
+        order: Tensor,
     ) -> None:
         self._samples = samples
         self._augmentation = augmentation
-        self._order = epoch_order(seed, number, len(samples)).to(samples.device)
+        self._order = order.to(samples.device)
         self._labels = samples.labels(self._order)
         self._keys = sample_keys(seed, number, self._order)
         self._variation = draw_variation(self._keys, augmentation, samples.shape_chw)
@@ -116,6 +140,11 @@ class Epoch:
             parts = (t.split(size) for t in (whole.images_NCHW, whole.labels, whole.keys))
             for images, labels, keys in zip(*parts, strict=True):
                 yield Batch(images, labels, keys)
+
+    @property
+    def order(self) -> Tensor:
+        """Return the images' numbers, in the order of the pass."""
+        return self._order
 
     def batch(self, start: int, stop: int) -> Batch:
         """Return the samples from place `start` up to, not including, place `stop`."""

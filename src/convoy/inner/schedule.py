@@ -28,8 +28,10 @@ class Schedule:
     milestones: tuple[float, ...]
     gamma: float
 
-    def rate(self, step: int) -> float:
+    def rate(self, step: float) -> float:
         """Return the learning rate of a step, counted from 0 over the whole run.
+
+        Between two steps, where nodes do not step together, it is that of the place between.
 
         >>> make_schedule(Config(epochs=2, lr=0.4, warmup_epochs=1.0), 2).rate(0)
         0.2

@@ -4,7 +4,7 @@ All decisions of the service are here, as a function of what happens, in which o
 The real service, the simulator, the replay of a run and the tests feed the same class.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -104,6 +104,17 @@ class Merger(Generic[Weights]):
         if self.deadline is None or now < self.deadline:
             return []
         return self._merge([s.node for s in self._waiting], now)
+
+    @property
+    def buffered(self) -> Sequence[Submission[Weights]]:
+        """Return what was answered and is part of the next merge."""
+        return self._buffered
+
+    def restore(
+        self, version: int, memory: Mapping[str, Any], buffered: Sequence[Submission[Weights]]
+    ) -> None:
+        """Go on from an earlier moment; whoever trained then must ask for the weights again."""
+        self.version, self.memory, self._buffered = version, memory, list(buffered)
 
     def flush(self, now: float = 0.0) -> None:
         """Merge what was answered and has not been merged yet: no more will come."""

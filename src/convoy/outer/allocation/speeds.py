@@ -65,7 +65,7 @@ class SpeedBook:
     def speeds(self) -> tuple[float, ...]:
         """Return each node's samples per second, without the outliers."""
         return tuple(
-            1 / _middle(times) if times else guess
+            1 / middle(times) if times else guess
             for times, guess in zip(self._times, self._guesses, strict=True)
         )
 
@@ -90,10 +90,10 @@ def has_changed(values: Sequence[float]) -> bool:
     return slower or faster
 
 
-def _middle(values: Sequence[float]) -> float:
+def middle(values: Sequence[float]) -> float:
     """Return the mean of the middle half, or the median of few values.
 
-    >>> _middle([1.0, 1.0, 1.2, 1.1, 9.0]) == (1.0 + 1.1 + 1.2) / 3
+    >>> middle([1.0, 1.0, 1.2, 1.1, 9.0]) == (1.0 + 1.1 + 1.2) / 3
     True
     """
     if len(values) < _STEPS:

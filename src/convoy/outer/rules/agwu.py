@@ -21,11 +21,11 @@ class Agwu(AtOnce):
     """The published rule, with switches for what its formula leaves open.
 
     Args:
-        scale: what staleness is divided by.
+        scale: what staleness is divided by: the current version, the number of nodes, or this.
         quality: the accuracy factor as it is, relative to the other nodes' mean, or none.
     """
 
-    def __init__(self, scale: Scale = "version", quality: Quality = "raw") -> None:
+    def __init__(self, scale: Scale | float = "version", quality: Quality = "raw") -> None:
         self._scale = scale
         self._quality = quality
 
@@ -41,6 +41,8 @@ class Agwu(AtOnce):
         )
 
     def _divisor(self, world: World[Weights]) -> float:
+        if isinstance(self._scale, float):
+            return self._scale
         return float(world.version if self._scale == "version" else max(1, len(world.bases)))
 
     def _worth(self, world: World[Weights], submission: Submission[Weights]) -> float:

@@ -1,0 +1,455 @@
+"""The parameter service's shell: calls, threads and files around `ParameterServer`.
+
+A call of a node hands in a vector and waits for its answer. Everything that happens to the
+server happens under one lock, in an order that is written to the record first. Vectors are
+received and sent outside of it.
+"""
+
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+import grpc
+import torch
+from torch import Tensor
+
+from convoy.errors import EnvironmentProblem
+from convoy.launch import parameters_pb2 as wire
+from convoy.launch.keeper import Keeper
+from convoy.launch.record import Record
+from convoy.launch.service import CHUNK_BYTES, TOKEN_KEY
+from convoy.launch.shared import SharedVectors, remove
+from convoy.launch.vectors import (
+    Arriving,
+    Coding,
+    DamagedError,
+    checksum,
+    chunks,
+    encoded,
+    encoded_bytes,
+)
+from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
+
+PROTOCOL = 1
+_CALLS_AT_MOST = 160
+_STILL_HERE_S = 1.0  # a node that waits hears from us so often
+_IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 2 * CHUNK_BYTES),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+]
+
+
+class ParameterShell:
+    """Serves one `ParameterServer`.
+
+    Args:
+        server: what is served.
+        run: the run's identity; calls of another run are refused.
+        model: digest of the vector's layout.
+        tokens: what a node, and what the lead must know.
+        journal: every answer waits until what it tells is on disk.
+        write_every: versions between two writes, otherwise.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        *,
+        run: str,
+        model: str,
+        tokens: tuple[str, str],
+        keeper: Keeper,
+        record: Record,
+        journal: bool,
+        write_every: int,
+    ) -> None:
+        self._server = server
+        self._run, self._model = run, model
+        self._node_token, self._lead_token = (token.encode() for token in tokens)
+        self._keeper, self._record = keeper, record
+        self._journal, self._write_every = journal, write_every
+        self._size, self._dtype = server.vector.numel(), server.vector.dtype
+        self._changed = threading.Condition()
+        self._changes, self._durable = 0, 0
+        self._durable_version = server.version
+        self._problem = ""
+        self._closing = False
+        self._open = False
+        self._shared: dict[str, SharedVectors] = {}
+        self._received, self._sent = 0, 0
+        self._decode_failures = 0
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in (self._tick, self._keep)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ------------------------------------------------------------ listening
+
+    def listen(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+        """Begin to serve; return the port."""
+        pool = ThreadPoolExecutor(_CALLS_AT_MOST, thread_name_prefix="parameters")
+        self._grpc = grpc.server(pool, options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_MOST)
+        self._grpc.add_generic_rpc_handlers([self._handlers()])
+        where = f"{host}:{port}"
+        try:
+            if credentials is None:
+                found = self._grpc.add_insecure_port(where)
+            else:
+                found = self._grpc.add_secure_port(where, credentials)
+        except RuntimeError:
+            found = 0
+        if not found:
+            raise EnvironmentProblem("the parameter service cannot listen there", got=where)
+        self._grpc.start()
+        return int(found)
+
+    def close(self) -> None:
+        """Write what is not on disk, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._threads[1].join()
+        self._grpc.stop(grace=0.5).wait()
+        for name in self._shared:
+            remove(name)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        def bytes_of(message: Any) -> bytes:  # noqa: ANN401 - any message
+            data: bytes = message.SerializeToString()
+            return data
+
+        def unary(call: Callable[..., Any], message: Any) -> grpc.RpcMethodHandler:  # noqa: ANN401
+            return grpc.unary_unary_rpc_method_handler(call, self._counted(message), bytes_of)
+
+        methods = {
+            "Exchange": grpc.stream_stream_rpc_method_handler(
+                self._exchange, self._counted(wire.Up), bytes_of
+            ),
+            "Admit": unary(self._admit, wire.Admission),
+            "Remove": unary(self._remove, wire.Admission),
+            "Open": unary(self._let_nodes_in, wire.Ask),
+            "Status": unary(self._status, wire.Ask),
+            "Weights": grpc.unary_stream_rpc_method_handler(
+                self._weights, self._counted(wire.Ask), bytes_of
+            ),
+        }
+        return grpc.method_handlers_generic_handler("convoy.Parameters", methods)
+
+    def _counted(self, message: Any) -> Callable[[bytes], Any]:  # noqa: ANN401 - a message class
+        """Return a decoder that counts what it cannot read."""
+
+        def decode(data: bytes) -> Any:  # noqa: ANN401
+            try:
+                return message.FromString(data)
+            except Exception:
+                self._decode_failures += 1
+                raise
+
+        return decode
+
+    def _check_token(self, context: grpc.ServicerContext, token: bytes) -> None:
+        given = dict(context.invocation_metadata()).get(TOKEN_KEY)
+        if given is None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is needed")
+        if not hmac.compare_digest(str(given).encode(), token):
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is not the run's token")
+
+    # ------------------------------------------------------------ nodes
+
+    def _exchange(
+        self, messages: Iterator[wire.Up], context: grpc.ServicerContext
+    ) -> Iterator[wire.Down]:
+        self._check_token(context, self._node_token)
+        if not self._open:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the service does not know its nodes yet")
+        try:
+            push = self._first(messages)
+            shared = self._open_shared(push)
+            vector = self._receive(push, shared, messages) if push.number else None
+            self._happen(push, vector)
+            yield from self._wait_and_answer(push, shared, context)
+        except DamagedError as error:
+            self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except BehindError as error:
+            self._refuse(context, grpc.StatusCode.ABORTED, str(error))
+        except FencedError as error:
+            self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def _refuse(
+        self, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str
+    ) -> NoReturn:
+        with self._changed:
+            self._server.count_refusal(code.name.lower())
+        context.abort(code, reason)
+        raise AssertionError("abort raises")
+
+    def _first(self, messages: Iterator[wire.Up]) -> wire.Push:
+        """Return what a call begins with, if it fits this run; nothing is set aside before."""
+        first = next(messages, None)
+        if first is None or first.WhichOneof("content") != "push":
+            raise DamagedError("a call begins with what it is about")
+        push = first.push
+        if push.protocol != PROTOCOL:
+            raise DamagedError(f"it speaks protocol {push.protocol}, the service {PROTOCOL}")
+        if push.run != self._run:
+            raise DamagedError(f"it belongs to run '{push.run[:80]}', the service to '{self._run}'")
+        if push.model != self._model:
+            raise DamagedError(f"its model is {push.model[:80]}, the service's {self._model}")
+        if push.coding not in ("full", "bf16", "shared"):
+            raise DamagedError("its coding is not known")
+        if push.number < 0:
+            raise DamagedError("its number is below 0")
+        expected = 0
+        if push.number and push.coding != "shared":
+            expected = encoded_bytes(self._size, self._dtype, _coding(push))
+        if push.length != expected:
+            raise DamagedError(f"it has {push.length} bytes where {expected} are right")
+        with self._changed:
+            self._server.check(push.node, push.incarnation)
+        return push
+
+    def _open_shared(self, push: wire.Push) -> SharedVectors | None:
+        if not push.shared:
+            return None
+        found = self._shared.get(push.shared)
+        if found is None:
+            found = SharedVectors.open(push.shared, self._size, self._dtype)
+            if found is not None:
+                self._shared[push.shared] = found
+        if found is None:
+            raise DamagedError("there is no such shared memory")
+        return found
+
+    def _receive(
+        self, push: wire.Push, shared: SharedVectors | None, messages: Iterator[wire.Up]
+    ) -> Tensor:
+        if push.coding == "shared":
+            if shared is None:
+                raise DamagedError("it names no shared memory")
+            return shared.up.clone()
+        arriving = Arriving(self._size, self._dtype, _coding(push))
+        for message in messages:
+            arriving.add(message.data)
+            self._received += len(message.data)
+        return arriving.vector(push.checksum)
+
+    def _happen(self, push: wire.Push, vector: Tensor | None) -> None:
+        """Let the server take in a pull or a submission."""
+        with self._changed:
+            now = time.monotonic()
+            node, incarnation = push.node, push.incarnation
+            self._server.check(node, incarnation)
+            if vector is None:
+                last = push.last
+                self._record.write("pull", node=node, incarnation=incarnation, last=last, now=now)
+                self._server.pull(node, incarnation, last, now)
+            else:
+                report = _report(push.trained)
+                if not self._server.is_known(node, push.number):
+                    self._record.write(
+                        "submit",
+                        node=node,
+                        incarnation=incarnation,
+                        number=push.number,
+                        base=push.base,
+                        now=now,
+                        report=asdict(report),
+                    )
+                self._server.submit(node, incarnation, push.number, push.base, vector, report, now)
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._changed.notify_all()
+
+    def _wait_and_answer(
+        self,
+        push: wire.Push,
+        shared: SharedVectors | None,
+        context: grpc.ServicerContext,
+    ) -> Iterator[wire.Down]:
+        told_at = time.monotonic()
+        target: int | None = None  # the change that must be on disk before the answer goes out
+        while context.is_active():
+            with self._changed:
+                answer = self._server.answer_to(push.node, push.incarnation, push.number)
+                if answer is not None and self._journal:
+                    target = self._changes if target is None else target
+                    if self._durable < target and not self._problem:
+                        answer = None
+                if answer is None:
+                    self._changed.wait(_STILL_HERE_S)
+            if answer is not None:
+                yield from self._told(answer, shared)
+                return
+            if time.monotonic() - told_at > _STILL_HERE_S:
+                told_at = time.monotonic()
+                yield wire.Down(wait=wire.Done())
+
+    def _told(self, answer: Answer, shared: SharedVectors | None) -> Iterator[wire.Down]:
+        told = wire.Told(
+            number=answer.number,
+            version=answer.version,
+            order=json.dumps(answer.order.as_dict()) if answer.order is not None else "",
+            over=answer.is_over,
+            refused=answer.refused,
+            waited_s=answer.waited_s,
+        )
+        if shared is not None:
+            shared.down.copy_(answer.vector)
+            told.coding = "shared"
+            yield wire.Down(told=told)
+            return
+        yield from self._sent_vector(told, answer.vector)
+
+    def _sent_vector(self, told: wire.Told, vector: Tensor) -> Iterator[wire.Down]:
+        block = encoded(vector, "full")
+        told.coding, told.length, told.checksum = "full", len(block), checksum(block)
+        yield wire.Down(told=told)
+        for piece in chunks(block):
+            self._sent += len(piece)
+            yield wire.Down(data=piece)
+
+    # ------------------------------------------------------------ the lead
+
+    def _admit(self, admission: wire.Admission, context: grpc.ServicerContext) -> wire.Done:
+        self._check_token(context, self._lead_token)
+        with self._changed:
+            now = time.monotonic()
+            values = {"node": admission.node, "incarnation": admission.incarnation}
+            self._record.write("admit", **values, speed=admission.speed, now=now)
+            self._server.admit(admission.node, admission.incarnation, admission.speed, now)
+            self._note_change()
+        return wire.Done()
+
+    def _remove(self, admission: wire.Admission, context: grpc.ServicerContext) -> wire.Done:
+        self._check_token(context, self._lead_token)
+        with self._changed:
+            now = time.monotonic()
+            values = {"node": admission.node, "incarnation": admission.incarnation}
+            self._record.write("remove", **values, now=now)
+            self._server.remove(admission.node, admission.incarnation, now)
+            self._note_change()
+        return wire.Done()
+
+    def _let_nodes_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
+        """Serve nodes: the lead has named all that take part."""
+        del ask
+        self._check_token(context, self._lead_token)
+        self._open = True
+        return wire.Done()
+
+    def _status(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Standing:
+        del ask
+        self._check_token(context, self._lead_token)
+        with self._changed:
+            return wire.Standing(values=json.dumps(self.standing()))
+
+    def standing(self) -> dict[str, Any]:
+        """Return how the run stands, as plain values."""
+        server = self._server
+        return {
+            "version": server.version,
+            "durable_version": self._durable_version,
+            "done": server.done,
+            "over": server.is_over,
+            "epochs": sorted(server.epochs),
+            "every": server.work.every,
+            "speeds": server.work.speeds,
+            "numbers": {node: member.number for node, member in server.members.items()},
+            "totals": asdict(server.totals),
+            "refused": dict(server.refused),
+            "undecodable": self._decode_failures,
+            "received_bytes": self._received,
+            "sent_bytes": self._sent,
+            "problem": self._problem,
+        }
+
+    def _weights(self, ask: wire.Ask, context: grpc.ServicerContext) -> Iterator[wire.Down]:
+        self._check_token(context, self._lead_token)
+        with self._changed:
+            version, vector = self._server.version, self._server.vector
+            if ask.epoch in self._server.epochs:
+                version, vector = self._server.epochs[ask.epoch]
+                for epoch in [e for e in self._server.epochs if e <= ask.epoch]:
+                    del self._server.epochs[epoch]
+        yield from self._sent_vector(wire.Told(version=version), vector)
+
+    # ------------------------------------------------------------ time and disk
+
+    def _tick(self) -> None:
+        """End beats whose time is over."""
+        with self._changed:
+            while not self._closing:
+                deadline, now = self._server.deadline, time.monotonic()
+                if deadline is not None and now >= deadline:
+                    self._record.write("tick", now=now)
+                    self._server.tick(now)
+                    self._note_change()
+                    continue
+                self._changed.wait(0.5 if deadline is None else min(0.5, deadline - now))
+
+    def _keep(self) -> None:
+        """Bring the state to disk: before every answer, or now and then."""
+        last = time.monotonic()
+        while True:
+            with self._changed:
+                while not self._is_due(last):
+                    self._changed.wait(0.1)
+                if self._closing and self._changes == self._durable:
+                    return
+                changes, version = self._changes, self._server.version
+                state = self._server.state()
+                self._record.write("saved", version=version)
+            last = time.monotonic()
+            try:
+                self._keeper.write(*state)
+                problem = ""
+            except OSError as error:
+                problem = f"the service's state could not be written: {error}"
+            with self._changed:
+                self._problem = problem
+                self._durable, self._durable_version = changes, version
+                self._changed.notify_all()
+            if problem:
+                time.sleep(_STILL_HERE_S)
+
+    def _is_due(self, last: float) -> bool:
+        if self._closing:
+            return True
+        if self._changes == self._durable:
+            return False
+        if self._journal:
+            return True
+        many = self._server.version - self._durable_version >= self._write_every
+        return many or time.monotonic() - last > _IDLE_WRITE_S
+
+
+def _coding(push: wire.Push) -> Coding:
+    return "bf16" if push.coding == "bf16" else "full"
+
+
+def _report(trained: wire.Trained) -> Report:
+    return Report(
+        samples=max(0, trained.samples),
+        correct=max(0, trained.correct),
+        loss=trained.loss,
+        rate=trained.rate,
+        busy_s=trained.busy_s,
+        step_s=trained.step_s,
+        exchange_s=trained.exchange_s,
+    )
+
+
+def set_threads() -> None:
+    """Let the service's arithmetic use one core: nodes need the others."""
+    torch.set_num_threads(1)

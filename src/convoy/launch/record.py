@@ -1,0 +1,55 @@
+"""The record of a run's submissions: what happened to the parameter service, in order.
+
+Every line is one happening: who was admitted or removed, who pulled, who handed in what with
+which report, when a beat ended. The numbers themselves are not in it: they follow from the data
+and the orders, which is what `convoy replay` shows.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from convoy.errors import StorageError
+
+
+class Record:
+    """Appends happenings to a file, each at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Add a line."""
+        self._file.write(json.dumps({"event": kind, **values}) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def read_record(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the happenings of a run; a last line that was torn by a kill is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise StorageError(f"the record cannot be read: {error}", got=str(path)) from None
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            yield json.loads(line)
+        except ValueError:
+            if number < len(lines):
+                raise StorageError(
+                    f"line {number} of the record is damaged", got=str(path)
+                ) from None
