@@ -25,6 +25,7 @@ from convoy.launch.link import LeadLostError, Link, RefusedError
 from convoy.launch.service import TOKEN_KEY, Deposited, LeadServer, Said
 from convoy.outer.crew import Serving, Tls
 from tests.conftest import Outcome
+from tests.faults.proxy import ChaosProxy
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -117,6 +118,16 @@ def test_it_does_not_matter_by_which_address_a_lead_is_reached(tmp_path: Path, h
         pinned = (tmp_path / CERTIFICATE_FILE).read_bytes()
         with closing(Link(f"{host}:{lead.server.port}", SECRET, pinned)) as link:
             assert link.join("x", -1).number == 7
+
+
+def test_a_bit_that_changes_on_the_way_is_noticed_over_tls(tls: Tls) -> None:
+    with doorman(tls) as lead, ChaosProxy("127.0.0.1", lead.server.port) as proxy:
+        with closing(Link(proxy.address, SECRET, tls.certificate)) as link:
+            assert link.join("x", -1).number == 7
+            proxy.flip("down", after=20)
+            with pytest.raises(LeadLostError, match="state did not arrive"):
+                link.fetch_state()
+        assert proxy.hits["flip"] == 1
 
 
 # ---------------------------------------------------------------- what does not fit
