@@ -40,6 +40,17 @@ def test_written_file_replaces_the_whole_former_content(tmp_path: Path) -> None:
     assert (tmp_path / "a.txt").read_text() == "new"
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_written_file_has_the_mode_that_is_asked_for(tmp_path: Path, umask: int, mode: int) -> None:
+    former = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "a.txt", "text", mode=mode)
+    finally:
+        os.umask(former)
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == mode
+
+
 def test_failed_write_keeps_the_former_content_and_leaves_no_trace(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.txt", "former")
     with pytest.raises(UnicodeEncodeError):

@@ -65,10 +65,16 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's whole content: readers see the old or the new, never a part."""
+def write_atomically(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Replace a file's whole content: readers see the old or the new, never a part.
+
+    A mode, where one is given, holds from the first byte on and whatever the umask says.
+    """
     partial = _partial_name(path)
     try:
+        if mode is not None:
+            partial.touch(0o600)
+            partial.chmod(mode)
         partial.write_text(text, encoding="utf-8")
         sync_file(partial)
         failpoint("file.before-rename")

@@ -41,8 +41,8 @@ Record = dict[str, Any]
 
 
 def start_program(*arguments: object, pace_s: float = 0.0) -> subprocess.Popen[str]:
-    """Start Convoy where it finds the tests' own networks."""
-    return start_convoy(*arguments, PYTHONPATH=str(ROOT), PACE_S=str(pace_s))
+    """Start the Convoy beside these tests where it finds their own networks."""
+    return start_convoy(*arguments, PYTHONPATH=f"{ROOT / 'src'}:{ROOT}", PACE_S=str(pace_s))
 
 
 def wait_until(

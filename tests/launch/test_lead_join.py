@@ -21,6 +21,7 @@ from convoy.config import Config, read_toml
 from convoy.data.load import load_data
 from convoy.errors import ConvoyError
 from convoy.launch import wire_pb2 as wire
+from convoy.launch.certificate import read_or_make_tls
 from convoy.launch.link import Link, RefusedError
 from convoy.launch.node import model_digest
 from convoy.launch.service import TOKEN_KEY
@@ -30,7 +31,7 @@ from convoy.outer.ledger import find_faults
 from convoy.tracking import untracked
 from tests.conftest import Outcome
 from tests.faults.paced import build
-from tests.faults.team import Team
+from tests.faults.team import Team, start_program
 
 Convoy = Callable[..., Outcome]
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -175,6 +176,60 @@ def test_whoever_does_not_belong_is_told_why_and_the_run_goes_on(
         end_politely(team)
 
 
+def test_a_node_from_elsewhere_joins_over_tls_and_the_run_stays_exact(
+    convoy: Convoy, tmp_path: Path
+) -> None:
+    address, token, epochs = f"127.0.0.1:{(port := free_port())}", token_file(), 4
+    pinned = tmp_path / "certificate.pem"
+    other = read_or_make_tls(new_folder(tmp_path / "other"), "127.0.0.1").path
+    network = (f"--token-file={token}", f"--port={port}", "--tls")
+    with Team("lead", *network, pace_s=0.05, nodes=2, epochs=epochs) as team, ExitStack() as stack:
+        team.wait_for_steps(1)
+        assert f"join at {address}, with --certificate and a copy of {pinned}" in told(team)
+        join = ("join", address, f"--token-file={token}", "--name=far")
+        far = start_program(*join, f"--certificate={pinned}", pace_s=0.05)
+        stack.callback(far.communicate)
+        stack.callback(far.kill)
+        team.wait_for_group(0, 1, 2)
+
+        assert_refused(convoy(*join), 2, "uses TLS", "--certificate")
+        assert_refused(convoy(*join, f"--certificate={other}"), 2, "another certificate")
+        wrong = ("--token-file", token_file("f" * 32, "wrong"), "--certificate", pinned)
+        assert_refused(convoy("join", address, *wrong), 2, "not the run's token")
+
+        errors = team.finish()
+        assert SECRET not in errors
+        assert "andshake" not in errors  # of whom it turned away, gRPC need not tell
+        assert far.wait(20) == 0
+        team.assert_no_orphans()
+        team.assert_exact(epochs)
+        assert team.group() == [0, 1, 2]
+        assert [r for r in team.events("leave") if r["fault"]] == []
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def told(team: Team) -> str:
+    return "\n".join(record["text"] for record in team.events("note"))
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_a_certificate_that_cannot_be_read_is_refused(convoy: Convoy, name: str) -> None:
+    options = ("--token-file", token_file(), "--certificate", name)
+    assert_refused(convoy("join", "127.0.0.1:1", *options), 2, "certificate cannot be read", name)
+
+
+def test_files_that_are_not_the_leads_are_refused(convoy: Convoy) -> None:
+    Path("key.pem").write_text("of my web server")
+    outcome = convoy("lead", "--token-file", token_file(), "--tls")
+    assert_refused(outcome, 2, "not one that a lead made", "key.pem", "Move it away")
+    assert Path("key.pem").read_text() == "of my web server"
+    assert not Path("runs").exists()
+
+
 def make_noise(port: int) -> None:
     with ExitStack() as stack:
         for _ in range(20):  # who never say anything
@@ -275,12 +330,14 @@ def test_a_port_in_use_is_refused(convoy: Convoy) -> None:
     [
         ("0.0.0.0", "one address, not on all"),
         ("192.0.2.7", "private network only.*--trusted-network"),
+        ("192.0.2.7 --tls", "even where the lead uses TLS.*private network only"),
         ("no.such.host.invalid", "not known"),
     ],
 )
 def test_a_lead_leaves_loopback_only_when_told_to(convoy: Convoy, host: str, words: str) -> None:
-    outcome = convoy("lead", "--token-file", token_file(), "--host", host)
+    outcome = convoy("lead", "--token-file", token_file(), "--host", *host.split())
     assert_refused(outcome, 2, words)
+    assert not Path("certificate.pem").exists()
 
 
 def test_a_lead_that_is_not_there_is_tried_for_a_while(convoy: Convoy) -> None:

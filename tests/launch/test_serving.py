@@ -25,6 +25,20 @@ def test_any_other_address_needs_a_trusted_network(host: str) -> None:
     assert make_serving(host, 0, trusted_network=True).host == host
 
 
+def test_tls_alone_is_not_enough_where_tensors_travel_beside_it() -> None:
+    with pytest.raises(ConfigError, match=r"even where the lead uses TLS.*--trusted-network"):
+        make_serving("10.0.0.1", 0, trusted_network=False, tls=True)
+    assert make_serving("10.0.0.1", 0, trusted_network=True, tls=True).host == "10.0.0.1"
+
+
+def test_tls_is_enough_where_all_tensors_travel_in_it() -> None:
+    serving = make_serving("10.0.0.1", 0, trusted_network=False, tls=True, private_tensors=True)
+    assert serving.host == "10.0.0.1"
+    assert serving.tls is None  # the certificate comes once all is right
+    with pytest.raises(ConfigError, match=r"unencrypted.*Give --tls\. Give --trusted-network"):
+        make_serving("10.0.0.1", 0, trusted_network=False, private_tensors=True)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "0"])
 @pytest.mark.parametrize("trusted", [True, False])
 def test_no_lead_listens_everywhere(host: str, trusted: bool) -> None:

@@ -12,6 +12,7 @@ def join(
     /,
     *,
     token_file: Path,
+    certificate: Path | None = None,
     name: str | None = None,
     device: str = "auto",
     threads: int = 0,
@@ -31,6 +32,8 @@ def join(
         HOST:PORT, as the lead shows it.
     token_file:
         Holds the run's secret; a copy of the lead's file.
+    certificate:
+        A copy of the lead's certificate.pem, where it leads with --tls.
     name:
         What people call this node (default: the machine's name).
     device:
@@ -52,6 +55,11 @@ def join(
 
     split_address(lead)
     token = read_token(token_file)
+    pinned = None
+    if certificate is not None:
+        from convoy.launch.certificate import read_certificate
+
+        pinned = read_certificate(certificate)
     console = Console(stderr=True, quiet=quiet, highlight=False)
 
     quiet_engines()
@@ -69,6 +77,7 @@ def join(
         threads=threads,
         data_dir=str(data_dir) if data_dir else None,
         cache_dir=str(cache_dir) if cache_dir else None,
+        certificate=pinned,
     )
     reason = take_part(order, reconnect_s=reconnect_s, tell=console.print)
     console.print(f"left: {reason}", markup=False)

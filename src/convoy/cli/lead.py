@@ -21,6 +21,7 @@ def lead(
     token_file: Annotated[Path, Parameter(group=_GROUP)],
     host: Annotated[str, Parameter(group=_GROUP)] = "127.0.0.1",
     port: Annotated[int, Parameter(group=_GROUP)] = 29600,
+    tls: Annotated[bool, Parameter(group=_GROUP, negative="")] = False,
     trusted_network: Annotated[bool, Parameter(group=_GROUP, negative="")] = False,
     options: Options | None = None,  # type: ignore[valid-type]
     resume: Annotated[Path | None, Parameter(group="Output")] = None,
@@ -42,6 +43,9 @@ def lead(
         This machine's address, as the other machines know it.
     port:
         The port to listen on.
+    tls:
+        Encrypt what nodes and lead say to each other. certificate.pem, made beside the token file,
+        goes to the other machines too: convoy join ... --certificate FILE
     trusted_network:
         Leave loopback: everybody on that network may be trusted.
     resume:
@@ -51,6 +55,7 @@ def lead(
     quiet:
         Show no progress.
     """
+    from convoy.launch.quiet import quiet_engines
     from convoy.launch.serving import make_serving
     from convoy.launch.token import read_or_make_token
 
@@ -59,7 +64,12 @@ def lead(
         raise ConfigError("a resumed run has its own config", got=str(run_file))
     if resume is None:
         given = load_config(run_file, given).as_dict()
-    serving = make_serving(host, port, trusted_network=trusted_network)
+    serving = make_serving(host, port, trusted_network=trusted_network, tls=tls)
     serving = replace(serving, token=read_or_make_token(token_file))
+    if tls:
+        from convoy.launch.certificate import read_or_make_tls
+
+        serving = replace(serving, tls=read_or_make_tls(token_file.parent, host))
+    quiet_engines()
     run = start_run(given, resume, quiet=quiet, serving=serving)
     show_run(run, json=json, quiet=quiet)

@@ -138,7 +138,8 @@ class Lead:
         ]
         nodes = LocalNodes(orders, self._job.config.restarts)
         stack.callback(nodes.end, 0.0)
-        nodes.start(f"{self._host}:{self._server.port}", crew.serving.token)
+        tls = crew.serving.tls
+        nodes.start(self.address, crew.serving.token, tls.certificate if tls else None)
         return nodes
 
     @property
@@ -170,7 +171,9 @@ class Lead:
         if self._lab is not None:
             self._tell(f"emulating {len(self._lab.speeds)} nodes by {self._lab.mechanism}")
         if self._crew.serving.open_to_others:
-            self._tell(f"nodes can join at {self.address}")
+            tls = self._crew.serving.tls
+            how = f", with --certificate and a copy of {tls.path}" if tls and tls.path else ""
+            self._tell(f"nodes can join at {self.address}{how}")
 
     def _tell(self, text: str) -> None:
         self._job.events.emit(NoteEvent(text=text))

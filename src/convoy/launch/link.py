@@ -14,9 +14,11 @@ import grpc
 
 from convoy.errors import ConfigError, ConvoyError, EnvironmentProblem
 from convoy.launch import wire_pb2 as wire
+from convoy.launch.handshake import explain
 from convoy.launch.service import TOKEN_KEY, cut
 from convoy.machine import versions
 from convoy.monitor.events import Event, as_record
+from convoy.outer.crew import LEAD_NAME
 from convoy.outer.membership import Group
 from convoy.outer.state import pack
 from convoy.storage.checkpoint import Checkpoint
@@ -41,20 +43,27 @@ class RefusedError(ConfigError):
 class Link:
     """The call that a node holds with its lead while it takes part.
 
+    Args:
+        address: "host:port".
+        token: what the lead wants to hear.
+        certificate: the only one that the lead may show; None where it does not use TLS.
+
     Attributes:
         wants_regroup: somebody waits to join.
         wants_stop: the run is to be saved and left.
         leaving: this node alone is to leave.
     """
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, certificate: bytes | None = None) -> None:
         self.wants_regroup = False
         self.wants_stop = False
         self.leaving = False
         self.group: Group | None = None
         self._metadata = ((TOKEN_KEY, token),)
         self._address = address
-        self._channel = grpc.insecure_channel(address)
+        self._certificate = certificate
+        self._channel = _open_channel(address, certificate)
+        self._was_heard = False
         self._outbox: queue.SimpleQueue[wire.FromNode | None] = queue.SimpleQueue()
         self._welcome: queue.SimpleQueue[wire.Welcome | None] = queue.SimpleQueue()
         self._admitted = threading.Event()
@@ -202,13 +211,22 @@ class Link:
     def _listen(self) -> None:
         try:
             for message in self._call:
+                self._was_heard = True
                 self._obey(message)
             self._lost = LeadLostError("the lead has ended the run")
         except grpc.RpcError as error:
-            self._lost = _as_error(error, self._address)
+            self._lost = self._as_error(error)
         self._welcome.put(None)
         if self.group is not None:
             self.group.break_up()
+
+    def _as_error(self, error: grpc.RpcError) -> ConvoyError:
+        lead = f"the lead at {self._address}"
+        if error.code() in _REFUSALS:
+            return RefusedError(f"{lead} refused this node: {_words(error)}")
+        if not self._was_heard and (why := explain(self._address, self._certificate)):
+            return RefusedError(f"{lead} {why}")
+        return LeadLostError(f"{lead} cannot be reached: {_words(error)}")
 
     def _obey(self, message: wire.FromLead) -> None:
         match message.WhichOneof("content"):
@@ -260,10 +278,12 @@ def _chunks(block: bytes, reason: str) -> Iterator[wire.Chunk]:
         yield wire.Chunk(data=part)
 
 
-def _as_error(error: grpc.RpcError, address: str) -> ConvoyError:
-    if error.code() in _REFUSALS:
-        return RefusedError(f"the lead at {address} refused this node: {_words(error)}")
-    return LeadLostError(f"the lead at {address} cannot be reached: {_words(error)}")
+def _open_channel(address: str, certificate: bytes | None) -> grpc.Channel:
+    if certificate is None:
+        return grpc.insecure_channel(address)
+    credentials = grpc.ssl_channel_credentials(certificate)
+    name = ("grpc.ssl_target_name_override", LEAD_NAME)
+    return grpc.secure_channel(address, credentials, options=[name])
 
 
 def _words(error: grpc.RpcError) -> str:

@@ -25,7 +25,7 @@ class LocalNodes:
     """The processes of a lead's own nodes, one for each slot.
 
     Args:
-        orders: what each node is told; the token and the address are filled in at the start.
+        orders: what each node is told; how the lead is reached is filled in at the start.
         restarts: how often each may be started again.
     """
 
@@ -36,9 +36,12 @@ class LocalNodes:
         self._processes: dict[int, BaseProcess] = {}
         self._seen: set[int] = set()
 
-    def start(self, lead: str, token: str) -> None:
+    def start(self, lead: str, token: str, certificate: bytes | None = None) -> None:
         """Start every node."""
-        self._orders = [replace(order, lead=lead, token=token) for order in self._orders]
+        self._orders = [
+            replace(order, lead=lead, token=token, certificate=certificate)
+            for order in self._orders
+        ]
         for slot in range(len(self._orders)):
             self._start(slot)
 

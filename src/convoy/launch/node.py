@@ -47,6 +47,7 @@ class Order:
     Attributes:
         lead: "host:port".
         token: what the lead wants to hear.
+        certificate: the one that the lead shows (PEM); None where it does not use TLS.
         name: for people.
         slot: which of the lead's own nodes this is; -1 for one from elsewhere.
         device, threads: what to compute with.
@@ -66,6 +67,7 @@ class Order:
     namespace: str | None = None
     data_dir: str | None = None
     cache_dir: str | None = None
+    certificate: bytes | None = None
 
 
 def run_local_node(order: Order) -> None:
@@ -100,7 +102,7 @@ def run_node(order: Order) -> str:
         RefusedError: the lead will not have us.
         LeadLostError: the lead is gone.
     """
-    link = Link(order.lead, order.token)
+    link = Link(order.lead, order.token, order.certificate)
     try:
         welcome = link.join(order.name, order.slot)
         signal_leave(link)

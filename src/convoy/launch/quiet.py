@@ -4,6 +4,7 @@ import os
 
 
 def quiet_engines() -> None:
-    """Ask torchft and gloo for silence; both read this once, when they are first imported."""
+    """Ask torchft, gloo and gRPC for silence; they read this once, when first imported."""
     os.environ.setdefault("RUST_LOG", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,6 +1,6 @@
 """The lead's side of the wire: gRPC calls become items in one queue, read by one thread.
 
-The token is compared before a message is read. Whatever a node says is put into the inbox with
+The token is compared before a message is decoded. Whatever a node says is put into the inbox with
 the connection it came by; whatever the lead answers goes through that connection's own queue.
 """
 
@@ -17,14 +17,18 @@ import grpc
 
 from convoy.errors import EnvironmentProblem
 from convoy.launch import wire_pb2 as wire
-from convoy.outer.crew import Serving
+from convoy.outer.crew import Serving, Tls
 
 TOKEN_KEY = "convoy-token"  # noqa: S105 - where the token is found, not the token
 CHUNK_BYTES = 1 << 20
 _CONNECTIONS_AT_MOST = 128
+_SILENT_AT_MOST_MS = 3000
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # two leads on one port would each get half of the nodes
     ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
+    # Who connects and says nothing is shown out: before the handshake is over, and after it.
+    ("grpc.server_handshake_timeout_ms", _SILENT_AT_MOST_MS),
+    ("grpc.max_connection_idle_ms", _SILENT_AT_MOST_MS),
 ]
 
 
@@ -81,7 +85,7 @@ class LeadServer:
     """Listens for nodes.
 
     Args:
-        serving: where to listen, and the token.
+        serving: where to listen, the token, and the certificate.
         inbox: receives everything that nodes say.
         state: returns the state that a node starts from.
         block_at_most: the longest checkpoint that is taken.
@@ -94,14 +98,16 @@ class LeadServer:
         state: Callable[[], bytes],
         block_at_most: int,
     ) -> None:
-        self._token = serving.token.encode()
         self._inbox = inbox
         self._state = state
         self._block_at_most = block_at_most
         self._connections = itertools.count(1)
         pool = ThreadPoolExecutor(_CONNECTIONS_AT_MOST, thread_name_prefix="lead")
         self._server = grpc.server(
-            pool, options=_OPTIONS, maximum_concurrent_rpcs=_CONNECTIONS_AT_MOST
+            pool,
+            interceptors=[_TokenGate(serving.token)],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=_CONNECTIONS_AT_MOST,
         )
         self._server.add_generic_rpc_handlers([self._handlers()])
         self.port = self._listen(serving)
@@ -110,7 +116,7 @@ class LeadServer:
     def _listen(self, serving: Serving) -> int:
         where = f"{serving.host}:{serving.port}"
         try:
-            port = int(self._server.add_insecure_port(where))
+            port = self._open(where, serving.tls)
         except RuntimeError:
             port = 0
         if port == 0:
@@ -120,6 +126,12 @@ class LeadServer:
                 hint="Give another --port or --host.",
             )
         return port
+
+    def _open(self, where: str, tls: Tls | None) -> int:
+        if tls is None:
+            return int(self._server.add_insecure_port(where))
+        credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)])
+        return int(self._server.add_secure_port(where, credentials))
 
     def close(self) -> None:
         """Stop listening."""
@@ -143,17 +155,9 @@ class LeadServer:
         }
         return grpc.method_handlers_generic_handler("convoy.Lead", methods)
 
-    def _check_token(self, context: grpc.ServicerContext) -> None:
-        given = dict(context.invocation_metadata()).get(TOKEN_KEY)
-        if given is None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is needed to join this run")
-        if not hmac.compare_digest(str(given).encode(), self._token):
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is not the run's token")
-
     def _attend(
         self, messages: Iterator[wire.FromNode], context: grpc.ServicerContext
     ) -> Iterator[wire.FromLead]:
-        self._check_token(context)
         connection = Connection(host=_host_of(context.peer()))
         reader = threading.Thread(target=self._listen_to, args=(connection, messages), daemon=True)
         reader.start()
@@ -173,7 +177,6 @@ class LeadServer:
         connection.close()
 
     def _deposit(self, chunks: Iterator[wire.Chunk], context: grpc.ServicerContext) -> wire.Receipt:
-        self._check_token(context)
         reason, parts, length = "", [], 0
         for chunk in chunks:
             reason = chunk.reason or reason
@@ -186,10 +189,40 @@ class LeadServer:
         return wire.Receipt(problem=deposited.receipt.result())
 
     def _fetch(self, request: wire.Nothing, context: grpc.ServicerContext) -> Iterator[wire.Chunk]:
-        del request
-        self._check_token(context)
+        del request, context
         for part in cut(self._state()):
             yield wire.Chunk(data=part)
+
+
+class _TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Ends calls without the run's token.
+
+    gRPC decodes the one message of a simple call before it asks the method; this comes earlier.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Return what handles a call: the method that was called, or a refusal."""
+        given = dict(handler_call_details.invocation_metadata).get(TOKEN_KEY)
+        if given is None:
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, "a token is needed to join this run")
+        if not hmac.compare_digest(str(given).encode(), self._token):
+            return _refusal(grpc.StatusCode.PERMISSION_DENIED, "this is not the run's token")
+        return continuation(handler_call_details)
+
+
+def _refusal(code: grpc.StatusCode, reason: str) -> grpc.RpcMethodHandler:
+    def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> None:
+        del messages  # of a stream, none is waited for
+        context.abort(code, reason)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def cut(block: bytes) -> Iterator[bytes]:

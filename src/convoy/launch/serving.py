@@ -7,8 +7,25 @@ from convoy.errors import ConfigError
 from convoy.outer.crew import Serving
 
 
-def make_serving(host: str, port: int, *, trusted_network: bool) -> Serving:
-    """Return how a lead is reached, without a token yet, or refuse what would be unsafe."""
+def make_serving(
+    host: str,
+    port: int,
+    *,
+    trusted_network: bool,
+    tls: bool = False,
+    private_tensors: bool = False,
+) -> Serving:
+    """Return how a lead is reached, or refuse what would be unsafe.
+
+    The token and the certificate are not there yet: files are made once all is right.
+
+    Args:
+        host: the address to listen on, or its name.
+        port: the port to listen on.
+        trusted_network: everybody who could reach the address is trusted.
+        tls: the lead's own calls will be encrypted.
+        private_tensors: all tensors travel in the lead's own calls.
+    """
     address = _resolve(host)
     if address.is_unspecified:
         raise ConfigError(
@@ -16,15 +33,23 @@ def make_serving(host: str, port: int, *, trusted_network: bool) -> Serving:
             got=host,
             hint="Give the address by which the other machines know this one.",
         )
-    if not address.is_loopback and not trusted_network:
-        raise ConfigError(
-            "gradients travel unencrypted, so a lead leaves loopback on a private network only",
-            got=host,
-            hint="Give --trusted-network if everybody on that network may be trusted.",
-        )
+    if not (address.is_loopback or trusted_network or (tls and private_tensors)):
+        raise _unsafe(host, tls=tls, private_tensors=private_tensors)
     if not 0 <= port <= 65535:
         raise ConfigError("'port' is out of range", got=port, allowed="0 to 65535")
     return Serving(token="", host=str(address), port=port, open_to_others=True)
+
+
+def _unsafe(host: str, *, tls: bool, private_tensors: bool) -> ConfigError:
+    what = "gradients travel unencrypted"
+    hint = "Give --trusted-network if everybody on that network may be trusted."
+    if private_tensors:
+        hint = f"Give --tls. {hint}"
+    elif tls:
+        what += " from node to node, even where the lead uses TLS"
+    return ConfigError(
+        f"{what}, so a lead leaves loopback on a private network only", got=host, hint=hint
+    )
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -1,12 +1,29 @@
 """Who is to take part in a run: the nodes of this machine, and whether others may join."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
 from convoy.config import Config
 from convoy.data.images import TrainTest
+
+LEAD_NAME = "convoy"  # what a lead's certificate calls it, by whatever address it is reached
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a lead proves with that it is the lead.
+
+    Attributes:
+        certificate: PEM; nodes hold a copy, and accept no other.
+        key: PEM; never leaves the lead.
+        path: the file that the copies are made of.
+    """
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +36,7 @@ class Serving:
         token: what a node must know to join.
         open_to_others: nodes from elsewhere may join.
         expect: how many nodes are known to come; the first step waits for them.
+        tls: encrypts what nodes and lead say to each other; None leaves it in the clear.
     """
 
     token: str
@@ -26,6 +44,7 @@ class Serving:
     port: int = 0
     open_to_others: bool = False
     expect: int = 0
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, eq=False)
