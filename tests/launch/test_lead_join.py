@@ -22,9 +22,9 @@ from convoy.data.load import load_data
 from convoy.errors import ConvoyError
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.certificate import read_or_make_tls
+from convoy.launch.door import TOKEN_KEY
 from convoy.launch.link import Link, RefusedError
 from convoy.launch.node import model_digest
-from convoy.launch.service import TOKEN_KEY
 from convoy.launch.token import read_or_make_token, read_token
 from convoy.machine import versions
 from convoy.outer.ledger import find_faults

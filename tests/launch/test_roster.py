@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.launch.lead import Lead
+from convoy.launch.lockstep_lead import LockstepLead as Lead
 from convoy.launch.roster import (
     NodeRecord,
     Roster,
@@ -337,9 +337,9 @@ def test_a_spare_that_rests_is_not_called_unless_somebody_is_lost() -> None:
         _call_together=lambda: told.append("all"),
     )
     spare.rest(time.monotonic())
-    Lead._call_spares(lead)
+    Lead._watch(lead)
     assert (spare.state, told) == ("aside", [])
-    Lead._wake_spares(lead)
-    Lead._call_spares(lead)
+    Lead._note_fewer(lead)
+    Lead._watch(lead)
     assert spare.state == "ready"
     assert told[-1] == "all"

@@ -18,11 +18,12 @@ from typing import Any
 import grpc
 import pytest
 
-from convoy.launch import service
+from convoy.launch import door
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.certificate import CERTIFICATE_FILE, read_or_make_tls
+from convoy.launch.door import TOKEN_KEY
 from convoy.launch.link import LeadLostError, Link, RefusedError
-from convoy.launch.service import TOKEN_KEY, Deposited, LeadServer, Said
+from convoy.launch.service import Deposited, LeadServer, Said
 from convoy.outer.crew import Serving, Tls
 from tests.conftest import Outcome
 from tests.faults.proxy import ChaosProxy
@@ -356,6 +357,6 @@ def test_a_node_that_has_joined_may_be_silent_for_longer(either: Tls | None) -> 
         link = Link(lead.address, SECRET, certificate_of(either))
         with closing(link):
             link.join("x", -1)
-            time.sleep(service._SILENT_AT_MOST_MS / 1000 + 1)
+            time.sleep(door._SILENT_AT_MOST_MS / 1000 + 1)
             link.check()
             assert link.fetch_state() == b"state"

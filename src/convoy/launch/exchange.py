@@ -19,10 +19,10 @@ from torch import Tensor
 
 from convoy.errors import ConvoyError, EnvironmentProblem
 from convoy.launch import parameters_pb2 as wire
+from convoy.launch.door import CHUNK_BYTES, TOKEN_KEY, cut, open_channel
 from convoy.launch.parameters import PROTOCOL
-from convoy.launch.service import CHUNK_BYTES, TOKEN_KEY
 from convoy.launch.shared import SharedVectors, remove
-from convoy.launch.vectors import Arriving, Coding, DamagedError, checksum, chunks, encoded
+from convoy.launch.vectors import Arriving, Coding, DamagedError, checksum, encoded
 from convoy.outer.server import BehindError, FencedError, Report
 from convoy.outer.work import Order
 
@@ -33,6 +33,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
@@ -103,16 +104,8 @@ class Exchange:
         self._connect()
 
     def _connect(self) -> None:
-        credentials = self._service.certificate
-        options = [*_CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self._service.address, options)
-        else:
-            self._channel = grpc.secure_channel(
-                self._service.address,
-                grpc.ssl_channel_credentials(credentials),
-                [*options, ("grpc.ssl_target_name_override", "convoy")],
-            )
+        service = self._service
+        self._channel = open_channel(service.address, service.certificate, _CHANNEL_OPTIONS)
         self._call = self._channel.stream_stream(
             "/convoy.Parameters/Exchange",
             request_serializer=wire.Up.SerializeToString,
@@ -263,5 +256,5 @@ class _Watchdog:
 
 def _messages(push: wire.Push, block: memoryview) -> Iterator[wire.Up]:
     yield wire.Up(push=push)
-    for piece in chunks(block):
+    for piece in cut(block):
         yield wire.Up(data=piece)

@@ -1,68 +1,43 @@
-"""The lead of a run: lets nodes in, passes on what they report, writes what they deposit.
+"""The lead of a run: lets nodes in, watches over them, and sees them off.
 
-The lead does not train, and training does not ask it: nodes agree among themselves. It is the
-one place that people talk to, and the one that keeps what must last: events, checkpoints and
-the ledger. One thread does all of it, from one queue.
+The lead does not train. It is the one place that people talk to, and the one that keeps what
+must last. One thread does all of it, from one queue. What nodes do together, and so what the
+lead hears from them, depends on the strategy: see lockstep_lead.py and server_lead.py.
 """
 
 import json
 import queue
 import secrets
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+import grpc
 
 from convoy.config import Config
 from convoy.errors import ConvoyError, Interrupted, NotEnoughNodes
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.lab import Lab, parse_speed_changes
-from convoy.launch.ledger_file import LedgerFile
 from convoy.launch.local import LocalNodes
 from convoy.launch.node import Order, model_digest
 from convoy.launch.roster import NodeRecord, Roster, summarise_nodes
-from convoy.launch.service import Connection, Deposited, LeadServer, Said
+from convoy.launch.service import Connection, LeadServer, Said
 from convoy.machine import versions
-from convoy.monitor.events import (
-    Event,
-    GroupEvent,
-    JoinEvent,
-    LeaveEvent,
-    LedgerEvent,
-    NodesEvent,
-    NoteEvent,
-    SharesEvent,
-    WarningEvent,
-    from_record,
-)
-from convoy.outer.allocation.plan import worth_calling
+from convoy.monitor.events import JoinEvent, LeaveEvent, NoteEvent, WarningEvent
 from convoy.outer.crew import Crew
 from convoy.outer.job import Job
-from convoy.outer.lockstep import rules_of
-from convoy.outer.membership import start_lighthouse
-from convoy.outer.progress import Progress
-from convoy.outer.state import pack, unpack
+from convoy.outer.state import pack
 
 _TICK_S = 0.05
 _START_GRACE_S = 8.0  # from the first node that is ready, for the others to be ready too
-_CALL_AGAIN_S = 5.0
 _STOP_PATIENCE_S = 15.0  # for nodes to finish their step and hand over their state
 _END_GRACE_S = 3.0
 _STATE_SLACK = 64 << 20  # a deposit may be so much longer than weights and momentum
 
 
-def lead_lockstep(job: Job, crew: Crew) -> str:
-    """Lead a lockstep run to its end; return in words why it ended."""
-    with ExitStack() as stack:
-        return Lead(job, crew, stack).run()
-
-
 class Lead:
-    """Leads one run."""
+    """Leads one run; a strategy's own lead fills in what nodes are told and what they tell."""
 
     def __init__(self, job: Job, crew: Crew, stack: ExitStack) -> None:
         self._job = job
@@ -72,47 +47,69 @@ class Lead:
         self._roster = Roster()
         job.describe_nodes = lambda: summarise_nodes(self._roster)
         self._state = pack(job.snapshot())
-        self._scribe: NodeRecord | None = None
-        self._newest = (-1, -1)  # quorum and step of the newest group
-        self._formed = False  # the first group was called together
+        self._formed = False  # nodes were told to begin
         self._stopping, self._stopping_since = False, 0.0
         self._outcome: str | None = None
         self._enough_at = time.monotonic()
         self._first_ready_at: float | None = None
-        self._rules = rules_of(job.config)
         self._told_paused = False
-        self._called_at = 0.0
-        self._ledger = stack.enter_context(LedgerFile(crew.ledger))
-        self._inbox: queue.SimpleQueue[Said | Deposited] = queue.SimpleQueue()
-        self._lighthouse = self._start_lighthouse(stack)
-        self._store = self._start_store()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._begin(stack)
         self._server = LeadServer(
-            crew.serving, self._inbox, lambda: self._state, len(self._state) * 2 + _STATE_SLACK
+            crew.serving,
+            self._inbox,
+            lambda: self._state,
+            len(self._state) * 2 + _STATE_SLACK,
+            self._handlers(),
         )
         stack.callback(self._server.close)
         self._lab = self._start_lab(stack)
         self._local = self._start_local(stack)
 
+    # ------------------------------------------------------------ what a strategy fills in
+
+    def _begin(self, stack: ExitStack) -> None:
+        """Start what nodes need besides the lead."""
+
+    def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
+        """Return what else can be asked at the lead's door."""
+        return ()
+
+    def _directions(self) -> dict[str, Any]:
+        """Return what a node is told when it is welcomed, besides who it is."""
+        return {}
+
+    def _let_in(self, node: NodeRecord) -> None:
+        """Let a node begin that is ready; others have begun already."""
+        raise NotImplementedError
+
+    def _note_lost(self, node: NodeRecord) -> None:
+        """Tell whoever must know that a node does not work any more."""
+
+    def _note_fewer(self) -> None:
+        """Look at things anew: there is one node less."""
+
+    def _note_done(self, node: NodeRecord, done: wire.Done) -> None:
+        """Take in that a node is done."""
+        del done
+        node.state, node.connection = "gone", None
+
+    def _take_event(self, node: NodeRecord, text: str) -> None:
+        """Take in what a node reports."""
+
+    def _note_aside(self, node: NodeRecord, aside: wire.Aside) -> None:
+        """Take in that a node stands aside."""
+
+    def _take(self, item: Any) -> None:  # noqa: ANN401 - what a strategy has put into the inbox
+        """Take in what did not come from a node's call."""
+
+    def _watch(self) -> None:
+        """Look after whatever the strategy has to look after."""
+
+    def _take_over(self) -> None:
+        """Bring the job to the state that was trained."""
+
     # ------------------------------------------------------------ what a run needs
-
-    def _start_lighthouse(self, stack: ExitStack) -> str:
-        server = start_lighthouse(self._host, self._job.config.min_nodes)
-        stack.callback(server.shutdown)
-        return f"http://{self._host}:{server.address().rsplit(':', 1)[1]}"
-
-    def _start_store(self) -> str:
-        # A socket of our own, because the store would listen on every interface.
-        listener = socket.create_server((self._host, 0))
-        port = listener.getsockname()[1]
-        self._store_server = TCPStore(
-            self._host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=30),
-            master_listen_fd=listener.detach(),
-        )
-        return f"{self._host}:{port}"
 
     def _start_lab(self, stack: ExitStack) -> Lab | None:
         config = self._job.config
@@ -164,7 +161,7 @@ class Lead:
             self._watch_stop()
             self._watch_numbers()
             self._watch_start()
-            self._call_spares()
+            self._watch()
         return self._finish()
 
     def _announce(self) -> None:
@@ -183,8 +180,8 @@ class Lead:
             item = self._inbox.get(timeout=_TICK_S)
         except queue.Empty:
             return
-        if isinstance(item, Deposited):
-            self._take_deposit(item)
+        if not isinstance(item, Said):
+            self._take(item)
         elif item.message is None:
             self._lose(self._roster.by_connection(item.connection), "its connection is gone")
         else:
@@ -236,10 +233,9 @@ class Lead:
             number=number,
             identity=node.identity,
             config=json.dumps(self._config_for(node).as_dict()),
-            lighthouse=self._lighthouse,
-            store=self._store,
             address=connection.host,
             has_state=True,
+            **self._directions(),
         )
         connection.tell(welcome=welcome)
 
@@ -291,20 +287,6 @@ class Lead:
         if self._formed:
             self._let_in(node)
 
-    def _let_in(self, node: NodeRecord) -> None:
-        """Call a node that comes late into the group, unless it would slow the others down."""
-        called = worth_calling([node.speed], self._speeds(), self._rules, self._roster.exchange_s)
-        if called or len(self._roster.in_state("training")) < self._job.config.min_nodes:
-            self._call_together()
-            return
-        assert node.connection is not None
-        node.connection.tell(aside=wire.Nothing())
-        reason = f"a step is not clearly shorter with its {node.speed:,.3g} samples/s"
-        self._note_aside(node, wire.Aside(reason=reason, speed=node.speed))
-
-    def _speeds(self) -> list[float]:
-        return [node.speed for node in self._roster.in_state("training") if node.speed > 0]
-
     def _watch_start(self) -> None:
         """Call the first group together once everybody who is expected is there.
 
@@ -339,37 +321,16 @@ class Lead:
         self._job.events.emit(
             LeaveEvent(node=node.number, fault=True, reason=f"{node.label} is lost: {reason}")
         )
-        self._wake_spares()
+        self._note_fewer()
         if was_training:
-            self._break_up_groups_of(node)
-
-    def _break_up_groups_of(self, node: NodeRecord) -> None:
-        for other in self._roster.in_state("training", "ready"):
-            if other.connection is not None:
-                other.connection.tell(lost=node.identity)
+            self._note_lost(node)
 
     def _see_off(self, node: NodeRecord, leaving: wire.Leaving) -> None:
         node.state, node.why = "gone", leaving.reason
         node.connection = None
-        self._wake_spares()
+        self._note_fewer()
         reason = f"{node.label} left: {leaving.reason}"
         self._job.events.emit(LeaveEvent(node=node.number, fault=False, reason=reason))
-
-    def _note_aside(self, node: NodeRecord, aside: wire.Aside) -> None:
-        first = node.state != "aside"
-        node.state, node.speed, node.why = "aside", aside.speed, aside.reason
-        node.share = 0
-        if first:
-            node.rest(time.monotonic())
-            reason = f"{node.label} stands aside: {aside.reason}"
-            self._job.events.emit(LeaveEvent(node=node.number, fault=False, reason=reason))
-
-    def _note_done(self, node: NodeRecord, done: wire.Done) -> None:
-        """All nodes end together; the word of the one that reports is the run's."""
-        if node is self._scribe:
-            self._outcome = done.reason
-        else:
-            node.state, node.connection = "gone", None
 
     def _note_failure(self, node: NodeRecord, failure: wire.Failure) -> None:
         """Take in why a node cannot go on; end the run if no other could either."""
@@ -401,7 +362,7 @@ class Lead:
                 node.faults += 1
                 reason = f"{node.label} gives no sign of life"
                 self._job.events.emit(LeaveEvent(node=node.number, fault=True, reason=reason))
-                self._break_up_groups_of(node)
+                self._note_lost(node)
 
     def _greet_back(self, node: NodeRecord) -> None:
         node.state = "ready"
@@ -454,89 +415,6 @@ class Lead:
         saved = self._job.last_saved
         return f"Go on with --resume {saved.parents[1]}." if saved is not None else None
 
-    # ------------------------------------------------------------ spares
-
-    def _call_spares(self) -> None:
-        """Call back nodes that stood aside where they would now be worth it."""
-        now = time.monotonic()
-        spares = [node for node in self._roster.in_state("aside") if node.rests_until <= now]
-        if not spares or now - self._called_at < _CALL_AGAIN_S or not self._formed:
-            return
-        self._called_at = now
-        called = worth_calling(
-            [node.speed for node in spares], self._speeds(), self._rules, self._roster.exchange_s
-        )
-        for node in (spares[i] for i in called):
-            node.state = "ready"
-            self._tell(f"{node.label} is called back: it would now make steps shorter")
-        if called:
-            self._call_together()
-
-    def _wake_spares(self) -> None:
-        """Let nodes that stood aside be looked at anew: one that was faster is gone."""
-        for node in self._roster.in_state("aside"):
-            node.rests_until = 0.0
-
-    # ------------------------------------------------------------ what nodes report
-
-    def _take_event(self, node: NodeRecord, text: str) -> None:
-        try:
-            event = from_record(json.loads(text))
-        except ValueError as error:
-            self._job.events.emit(WarningEvent(reason=f"{node.label} sent nonsense: {error}"))
-            return
-        if isinstance(event, GroupEvent) and (event.quorum, event.step) >= self._newest:
-            self._note_group(node, event)
-        if node is not self._scribe:
-            return  # a group that has been overtaken
-        if isinstance(event, LedgerEvent):
-            self._ledger.write(event.updates)
-            return
-        self._note_numbers(event)
-        self._job.events.emit(event)
-
-    def _note_group(self, node: NodeRecord, event: GroupEvent) -> None:
-        # The same members again have the same quorum; another of them may be the one to tell.
-        self._scribe, self._newest = node, (event.quorum, event.step)
-        if event.step == self._job.progress.updates:
-            self._ledger.go_back()  # it may start from there, whatever others did since
-        for number in event.nodes:
-            member = self._roster.by_number(number)
-            if member is not None and member.state == "ready":
-                member.state = "training"
-        if self._roster.in_state("ready"):
-            self._call_together()  # someone came too late for this group
-
-    def _note_numbers(self, event: Event) -> None:
-        if isinstance(event, NodesEvent):
-            self._roster.exchange_s = event.exchange_s or self._roster.exchange_s
-            for j, number in enumerate(event.nodes):
-                record = self._roster.by_number(number)
-                if record is not None:
-                    record.speed, record.share = event.speeds[j], event.shares[j]
-                    record.samples += event.samples[j]
-                    record.busy_s += event.busy_s[j]
-                    record.waiting_s += event.waiting_s[j]
-        elif isinstance(event, SharesEvent):
-            for number, share in zip(event.nodes, event.shares, strict=True):
-                record = self._roster.by_number(number)
-                if record is not None:
-                    record.share = share
-
-    def _take_deposit(self, deposited: Deposited) -> None:
-        problem = ""
-        try:
-            checkpoint = unpack(deposited.block)
-            progress = Progress.from_dict(checkpoint.progress)
-            if progress.position >= self._job.progress.position:  # else a node that was away
-                self._job.keep(checkpoint, deposited.reason)
-                self._job.progress, self._state = progress, deposited.block
-                self._ledger.keep(progress.updates)
-        except (ConvoyError, KeyError, TypeError) as error:
-            problem = f"a checkpoint that arrived is damaged: {error}"
-            self._job.events.emit(WarningEvent(reason=problem))
-        deposited.receipt.set_result(problem)
-
     # ------------------------------------------------------------ the end
 
     def _finish(self) -> str:
@@ -546,7 +424,7 @@ class Lead:
             if node.connection is not None:
                 node.connection.close()
         self._local.end(_END_GRACE_S)
-        self._job.take_over(unpack(self._state), "the last checkpoint")
+        self._take_over()
         if self._outcome == "interrupted":
             self._job.require_saved()
             raise Interrupted(f"stopped at step {self._job.progress.updates}; all is saved")

@@ -14,11 +14,10 @@ import grpc
 
 from convoy.errors import ConfigError, ConvoyError, EnvironmentProblem
 from convoy.launch import wire_pb2 as wire
+from convoy.launch.door import TOKEN_KEY, cut, open_channel
 from convoy.launch.handshake import explain
-from convoy.launch.service import TOKEN_KEY, cut
 from convoy.machine import versions
 from convoy.monitor.events import Event, as_record
-from convoy.outer.crew import LEAD_NAME
 from convoy.outer.membership import Group
 from convoy.outer.state import pack
 from convoy.storage.checkpoint import Checkpoint
@@ -62,7 +61,7 @@ class Link:
         self._metadata = ((TOKEN_KEY, token),)
         self._address = address
         self._certificate = certificate
-        self._channel = _open_channel(address, certificate)
+        self._channel = open_channel(address, certificate)
         self._was_heard = False
         self._outbox: queue.SimpleQueue[wire.FromNode | None] = queue.SimpleQueue()
         self._welcome: queue.SimpleQueue[wire.Welcome | None] = queue.SimpleQueue()
@@ -276,14 +275,6 @@ def _chunks(block: bytes, reason: str) -> Iterator[wire.Chunk]:
     yield wire.Chunk(reason=reason)
     for part in cut(block):
         yield wire.Chunk(data=part)
-
-
-def _open_channel(address: str, certificate: bytes | None) -> grpc.Channel:
-    if certificate is None:
-        return grpc.insecure_channel(address)
-    credentials = grpc.ssl_channel_credentials(certificate)
-    name = ("grpc.ssl_target_name_override", LEAD_NAME)
-    return grpc.secure_channel(address, credentials, options=[name])
 
 
 def _words(error: grpc.RpcError) -> str:

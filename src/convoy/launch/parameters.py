@@ -5,12 +5,10 @@ server happens under one lock, in an order that is written to the record first. 
 received and sent outside of it.
 """
 
-import hmac
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -18,33 +16,28 @@ import grpc
 import torch
 from torch import Tensor
 
-from convoy.errors import EnvironmentProblem
 from convoy.launch import parameters_pb2 as wire
+from convoy.launch.door import TokenGate, bytes_of, cut, open_server
 from convoy.launch.keeper import Keeper
 from convoy.launch.record import Record
-from convoy.launch.service import CHUNK_BYTES, TOKEN_KEY
 from convoy.launch.shared import SharedVectors, remove
 from convoy.launch.vectors import (
     Arriving,
     Coding,
     DamagedError,
     checksum,
-    chunks,
     encoded,
     encoded_bytes,
 )
+from convoy.outer.crew import Tls
 from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
 
 PROTOCOL = 1
 _CALLS_AT_MOST = 160
 _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
-_OPTIONS = [
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 2 * CHUNK_BYTES),
-    ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-]
+_IDLE_AT_MOST_MS = 60_000  # between two calls a node computes
+_LEAD_ONLY = ("Admit", "Remove", "Open", "Status", "Weights")
 
 
 class ParameterShell:
@@ -73,7 +66,7 @@ class ParameterShell:
     ) -> None:
         self._server = server
         self._run, self._model = run, model
-        self._node_token, self._lead_token = (token.encode() for token in tokens)
+        self._tokens = tokens
         self._keeper, self._record = keeper, record
         self._journal, self._write_every = journal, write_every
         self._size, self._dtype = server.vector.numel(), server.vector.dtype
@@ -94,23 +87,19 @@ class ParameterShell:
 
     # ------------------------------------------------------------ listening
 
-    def listen(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    def listen(self, host: str, port: int, tls: Tls | None) -> int:
         """Begin to serve; return the port."""
-        pool = ThreadPoolExecutor(_CALLS_AT_MOST, thread_name_prefix="parameters")
-        self._grpc = grpc.server(pool, options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_MOST)
-        self._grpc.add_generic_rpc_handlers([self._handlers()])
-        where = f"{host}:{port}"
-        try:
-            if credentials is None:
-                found = self._grpc.add_insecure_port(where)
-            else:
-                found = self._grpc.add_secure_port(where, credentials)
-        except RuntimeError:
-            found = 0
-        if not found:
-            raise EnvironmentProblem("the parameter service cannot listen there", got=where)
+        gate = TokenGate(self._tokens[0], dict.fromkeys(_LEAD_ONLY, self._tokens[1]))
+        self._grpc, found = open_server(
+            (host, port),
+            tls,
+            gate,
+            [self._handlers()],
+            calls_at_most=_CALLS_AT_MOST,
+            idle_at_most_ms=_IDLE_AT_MOST_MS,
+        )
         self._grpc.start()
-        return int(found)
+        return found
 
     def close(self) -> None:
         """Write what is not on disk, and end."""
@@ -123,10 +112,6 @@ class ParameterShell:
             remove(name)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        def bytes_of(message: Any) -> bytes:  # noqa: ANN401 - any message
-            data: bytes = message.SerializeToString()
-            return data
-
         def unary(call: Callable[..., Any], message: Any) -> grpc.RpcMethodHandler:  # noqa: ANN401
             return grpc.unary_unary_rpc_method_handler(call, self._counted(message), bytes_of)
 
@@ -156,19 +141,11 @@ class ParameterShell:
 
         return decode
 
-    def _check_token(self, context: grpc.ServicerContext, token: bytes) -> None:
-        given = dict(context.invocation_metadata()).get(TOKEN_KEY)
-        if given is None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is needed")
-        if not hmac.compare_digest(str(given).encode(), token):
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is not the run's token")
-
     # ------------------------------------------------------------ nodes
 
     def _exchange(
         self, messages: Iterator[wire.Up], context: grpc.ServicerContext
     ) -> Iterator[wire.Down]:
-        self._check_token(context, self._node_token)
         if not self._open:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the service does not know its nodes yet")
         try:
@@ -315,14 +292,14 @@ class ParameterShell:
         block = encoded(vector, "full")
         told.coding, told.length, told.checksum = "full", len(block), checksum(block)
         yield wire.Down(told=told)
-        for piece in chunks(block):
+        for piece in cut(block):
             self._sent += len(piece)
             yield wire.Down(data=piece)
 
     # ------------------------------------------------------------ the lead
 
     def _admit(self, admission: wire.Admission, context: grpc.ServicerContext) -> wire.Done:
-        self._check_token(context, self._lead_token)
+        del context
         with self._changed:
             now = time.monotonic()
             values = {"node": admission.node, "incarnation": admission.incarnation}
@@ -332,7 +309,7 @@ class ParameterShell:
         return wire.Done()
 
     def _remove(self, admission: wire.Admission, context: grpc.ServicerContext) -> wire.Done:
-        self._check_token(context, self._lead_token)
+        del context
         with self._changed:
             now = time.monotonic()
             values = {"node": admission.node, "incarnation": admission.incarnation}
@@ -343,14 +320,12 @@ class ParameterShell:
 
     def _let_nodes_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
         """Serve nodes: the lead has named all that take part."""
-        del ask
-        self._check_token(context, self._lead_token)
+        del ask, context
         self._open = True
         return wire.Done()
 
     def _status(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Standing:
-        del ask
-        self._check_token(context, self._lead_token)
+        del ask, context
         with self._changed:
             return wire.Standing(values=json.dumps(self.standing()))
 
@@ -375,7 +350,7 @@ class ParameterShell:
         }
 
     def _weights(self, ask: wire.Ask, context: grpc.ServicerContext) -> Iterator[wire.Down]:
-        self._check_token(context, self._lead_token)
+        del context
         with self._changed:
             version, vector = self._server.version, self._server.vector
             if ask.epoch in self._server.epochs:

@@ -1,14 +1,12 @@
 """Vectors as bytes on a wire: in chunks, checked, in full or rounded to bf16."""
 
 import zlib
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from convoy.errors import ConvoyError
-from convoy.launch.service import CHUNK_BYTES
 
 Coding = Literal["full", "bf16", "shared"]
 
@@ -21,7 +19,7 @@ def encoded(vector: Tensor, coding: Coding) -> memoryview:
     """Return a vector as bytes."""
     if coding == "bf16":
         vector = vector.to(torch.bfloat16).view(torch.int16)
-    return memoryview(vector.contiguous().numpy()).cast("B")
+    return _bytes_of(vector.contiguous())
 
 
 def encoded_bytes(size: int, dtype: torch.dtype, coding: Coding) -> int:
@@ -34,19 +32,13 @@ def checksum(block: memoryview) -> int:
     return zlib.crc32(block)
 
 
-def chunks(block: memoryview) -> Iterator[bytes]:
-    """Cut bytes into pieces of the size that travels best."""
-    for start in range(0, len(block), CHUNK_BYTES):
-        yield bytes(block[start : start + CHUNK_BYTES])
-
-
 class Arriving:
     """A vector that arrives piece by piece, into memory that was set aside for it."""
 
     def __init__(self, size: int, dtype: torch.dtype, coding: Coding) -> None:
         self._stored = torch.empty(size, dtype=torch.int16 if coding == "bf16" else dtype)
         self._dtype, self._coding = dtype, coding
-        self._room = memoryview(self._stored.numpy()).cast("B")
+        self._room = _bytes_of(self._stored)
         self._filled = 0
 
     def add(self, piece: bytes) -> None:
@@ -66,3 +58,8 @@ class Arriving:
         if self._coding == "bf16":
             return self._stored.view(torch.bfloat16).to(self._dtype)
         return self._stored
+
+
+def _bytes_of(vector: Tensor) -> memoryview:
+    """Return the memory of a vector as bytes."""
+    return memoryview(vector.numpy().view("uint8"))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ STRATEGIES: Registry[Strategy] = Registry(
     {
         "single": Entry("convoy.outer.single:train_single", "one node trains the whole batch"),
         "lockstep": Entry(
-            "convoy.launch.lead:lead_lockstep",
+            "convoy.launch.lockstep_lead:lead_lockstep",
             "each node trains a share of every batch, in proportion to its speed",
         ),
     },
