@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from convoy.launch import door
+from convoy.launch import door, service
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.certificate import CERTIFICATE_FILE, read_or_make_tls
 from convoy.launch.door import TOKEN_KEY
