@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -371,7 +370,8 @@ def test_samples_are_on_the_disk_before_they_count(monkeypatch: pytest.MonkeyPat
 
 
 _WRITER = """
-# Imports once, then becomes one writer for each line: folder, seed, seconds until it is killed.
+# Imports once, then becomes the writers of each line: "cache,seed,seconds;...". A writer fills
+# its cache; given seconds to live, it has a slow disk, so that it is killed in the middle.
 import os, signal, sys, time
 from pathlib import Path
 import torch
@@ -379,24 +379,38 @@ from tests.data.test_pieces import Pieces, make_card, make_samples
 
 torch.set_num_threads(1)
 images, labels = make_samples(make_card())
+write = os.pwrite
+
+def write_slowly(*arguments):
+    time.sleep(0.0002)
+    return write(*arguments)
+
+def fill(cache, seed, begun):
+    pieces = Pieces(cache, make_card())
+    os.write(begun, b".")
+    shuffled = torch.randperm(600, generator=torch.Generator().manual_seed(seed))
+    for numbers in shuffled.split(20):
+        pieces.put(numbers, images[numbers], labels[numbers])
+
+def start(cache, seed, seconds):
+    listen, begun = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.pwrite = write_slowly if seconds > 0 else write
+        fill(Path(cache), seed, begun)
+        os._exit(0)
+    os.read(listen, 1)
+    return child
+
 print("ready", flush=True)
 for line in sys.stdin:
-    children = []
-    for order in line.strip().split(";"):
-        cache, seed, _ = order.split(",")
-        child = os.fork()
-        if child == 0:
-            pieces = Pieces(Path(cache), make_card())
-            shuffled = torch.randperm(600, generator=torch.Generator().manual_seed(int(seed)))
-            for numbers in shuffled.split(60):
-                pieces.put(numbers, images[numbers], labels[numbers])
-            os._exit(0)
-        children.append((child, float(order.split(",")[2])))
-    for child, seconds in children:
-        if seconds > 0:
-            time.sleep(seconds)
+    orders = [order.split(",") for order in line.strip().split(";")]
+    children = [start(cache, int(seed), float(seconds)) for cache, seed, seconds in orders]
+    for child, (_, _, seconds) in zip(children, orders):
+        if float(seconds) > 0:
+            time.sleep(float(seconds))
             os.kill(child, signal.SIGKILL)
-    ends = [os.waitpid(child, 0)[1] for child, _ in children]
+    ends = [os.waitpid(child, 0)[1] for child in children]
     print(*(os.waitstatus_to_exitcode(end) for end in ends), flush=True)
 """
 
@@ -420,7 +434,7 @@ class Writers:
         return self._process.stdout.readline().strip()
 
     def run(self, *orders: tuple[str, int, float]) -> list[int]:
-        """Let one process for each (cache, seed, seconds) write; return how they ended."""
+        """Let one process for each (cache, seed, seconds to live) write; return how they end."""
         assert self._process.stdin is not None
         lines = (f"{Path(cache).absolute()},{seed},{after}" for cache, seed, after in orders)
         print(";".join(lines), file=self._process.stdin, flush=True)
@@ -438,24 +452,20 @@ def writers() -> Iterator[Writers]:
 
 
 def test_a_killed_writer_leaves_no_wrong_sample(writers: Writers) -> None:
-    start = time.monotonic()
-    assert writers.run(("whole", 0, 0.0)) == [0]
-    whole_s = time.monotonic() - start
     moments, held = random.Random(3), []
-    for seed in range(25):
+    for seed in range(12):
         cache = f"cache-{seed}"
-        (code,) = writers.run((cache, seed, moments.uniform(0.1, 1.0) * whole_s))
-        assert code in (0, -signal.SIGKILL)  # the last moments may be too late
+        assert writers.run((cache, seed, moments.uniform(0.01, 0.25))) == [-signal.SIGKILL]
         pieces = Pieces(Path(cache), make_card())
         assert pieces.verify() == 0
         held.append(assert_all_right(pieces))
-    # Some were killed in the middle, else this has shown nothing.
+    # Most were killed after some samples, else this has shown nothing.
     assert sum(0 < count < _COUNT for count in held) >= 3, held
 
 
 def test_writers_at_once_do_not_harm_each_other(writers: Writers) -> None:
     codes = writers.run(("cache", 1, 0.0), ("cache", 2, 0.0), ("cache", 3, 0.01))
-    assert codes in ([0, 0, -9], [0, 0, 0])  # the third is killed, if it is not faster
+    assert codes[:2] == [0, 0]  # the third is killed, if there is anything left for it to do
     pieces = Pieces(Path("cache"), make_card())
     assert pieces.verify() == 0
     assert assert_all_right(pieces) == _COUNT
