@@ -18,10 +18,10 @@ the next beat, discounted for its age: s_j = (1 + staleness)^-1/2.
 from collections.abc import Sequence
 
 from convoy.outer.rules.discount import Discount, polynomial
-from convoy.outer.rules.rule import AllTogether, Merged, Submission, Weights, World
+from convoy.outer.rules.rule import Together, Merged, Submission, Weights, World
 
 
-class Beat(AllTogether):
+class Beat(Together):
     """The mean of increments over samples, once a beat."""
 
     has_window = True

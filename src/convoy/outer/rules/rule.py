@@ -103,7 +103,7 @@ class AtOnce:
         return len(pending) > 0
 
 
-class AllTogether:
+class Together:
     """Half of a synchronous rule: a version needs a submission of every live node."""
 
     has_barrier = True

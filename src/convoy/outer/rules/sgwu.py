@@ -8,10 +8,10 @@ fedavg  W = sum_j n_j W_j / sum_j n_j       by samples
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from convoy.outer.rules.rule import AllTogether, Merged, Submission, Weights, World, weighted_mean
+from convoy.outer.rules.rule import Together, Merged, Submission, Weights, World, weighted_mean
 
 
-class Mean(AllTogether):
+class Mean(Together):
     """The mean of the nodes' weights, each with a weight of its own.
 
     Args:
