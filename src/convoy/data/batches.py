@@ -98,6 +98,13 @@ class Batches:
         """Return the labels of the images with these numbers."""
         return self._labels.index_select(0, indices)
 
+    def refresh(self, images: ImageSet, indices: Tensor) -> None:
+        """Take over images that have arrived since; in shared memory they are here already."""
+        if self.device.type != "cpu":
+            there = indices.to(self.device)
+            self._images[there] = images.images_NCHW[indices].to(self.device)
+            self._labels[there] = images.labels[indices].to(self.device)
+
     def normalise(self, pixels_nchw: Tensor) -> Tensor:
         """Return pixels as new floats of mean 0 and deviation 1, laid out for the network."""
         floats = pixels_nchw.to(torch.float32, copy=True).sub_(self._mean).mul_(self._scale)

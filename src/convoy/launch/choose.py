@@ -20,6 +20,7 @@ from convoy.launch.lab import check_speeds, parse_speed_changes
 from convoy.machine import usable_cores
 from convoy.outer.crew import Crew, Serving
 from convoy.outer.job import Job
+from convoy.outer.service_plan import check_service
 from convoy.outer.strategy import AUTO
 
 NO_NODES = -1
@@ -51,6 +52,7 @@ def check_crew(config: Config, *, serving: bool) -> None:
         )
     for name in device_names(config):
         choose_device(name)
+    check_service(config, max(1, nodes))
     if config.speeds:
         check_speeds(config.speeds)
     for change in parse_speed_changes(config.speed_changes) if config.speed_changes else ():

@@ -9,10 +9,16 @@ from multiprocessing.process import BaseProcess
 from convoy.launch.node import Order, run_local_node
 from convoy.launch.quiet import quiet_engines
 
-_PRELOADED = ["convoy.launch.node", "convoy.outer.lockstep", "convoy.inner.eager"]
+_PRELOADED = [
+    "convoy.launch.node",
+    "convoy.launch.service_process",
+    "convoy.outer.lockstep",
+    "convoy.inner.eager",
+]
 
 
-def _context() -> ForkServerContext:
+def process_context() -> ForkServerContext:
+    """Return how processes of this machine are started."""
     # One process imports torch, which takes two seconds, and the nodes are forked from it
     # before it has any threads.
     quiet_engines()
@@ -46,7 +52,7 @@ class LocalNodes:
             self._start(slot)
 
     def _start(self, slot: int) -> None:
-        process = _context().Process(
+        process = process_context().Process(
             target=run_local_node, args=(self._orders[slot],), name=f"convoy node {slot + 1}"
         )
         process.start()
@@ -64,7 +70,7 @@ class LocalNodes:
         for slot, process in self._processes.items():
             if slot not in self._seen and process.exitcode is not None:
                 self._seen.add(slot)
-                dead[slot] = _how_it_ended(process.exitcode)
+                dead[slot] = how_it_ended(process.exitcode)
         return dead
 
     def plan_restart(self, slot: int) -> bool:
@@ -100,5 +106,6 @@ class LocalNodes:
         self._processes.clear()
 
 
-def _how_it_ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """Say in words how a process ended."""
     return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -22,12 +22,15 @@ from convoy.errors import ConvoyError
 from convoy.files import digest_of_text
 from convoy.inner.probe import measure
 from convoy.launch import wire_pb2 as wire
+from convoy.launch.exchange import Service
 from convoy.launch.link import LeadLostError, Link, RefusedError
 from convoy.launch.links import enter_namespace
+from convoy.launch.server_node import Supply, choose_coding, open_supply, take_part
 from convoy.monitor.events import EventStream
 from convoy.outer.job import Job
 from convoy.outer.lockstep import Left, Lockstep, StandAside
 from convoy.outer.membership import Group
+from convoy.outer.server import FencedError
 from convoy.outer.state import unpack
 from convoy.tracking import untracked
 
@@ -54,6 +57,7 @@ class Order:
         given: a model and data handed over as objects.
         namespace: the network namespace to live in, in the lab.
         data_dir, cache_dir: where this machine keeps them, if not where the lead does.
+        stream_data: have samples sent by the lead instead of reading the data set.
     """
 
     lead: str
@@ -68,6 +72,7 @@ class Order:
     data_dir: str | None = None
     cache_dir: str | None = None
     certificate: bytes | None = None
+    stream_data: bool = False
 
 
 def run_local_node(order: Order) -> None:
@@ -102,13 +107,23 @@ def run_node(order: Order) -> str:
         RefusedError: the lead will not have us.
         LeadLostError: the lead is gone.
     """
+    while True:
+        try:
+            return _run_once(order)
+        except FencedError:  # it was believed to be gone, and its work was given to others
+            time.sleep(_NEWS_S)
+
+
+def _run_once(order: Order) -> str:
     link = Link(order.lead, order.token, order.certificate)
     try:
         welcome = link.join(order.name, order.slot)
         signal_leave(link)
-        job = _prepare(order, welcome, link)
+        if welcome.service:
+            return _serve(order, welcome, link)
+        job = _prepare(order, welcome, link, None)
         return _take_part(job, welcome, link)
-    except (LeadLostError, RefusedError):
+    except (LeadLostError, RefusedError, FencedError):
         raise
     except Left as left:
         link.leave(str(left))
@@ -138,7 +153,7 @@ def signal_leave(link: Link) -> None:
         signal.signal(signal.SIGINT, note)
 
 
-def _prepare(order: Order, welcome: wire.Welcome, link: Link) -> Job:
+def _prepare(order: Order, welcome: wire.Welcome, link: Link, supply: Supply | None) -> Job:
     config = Config(**json.loads(welcome.config))
     chosen: dict[str, object] = {"device": order.device, "threads": order.threads}
     if order.slot < 0:  # another machine: its folders are its own
@@ -147,7 +162,7 @@ def _prepare(order: Order, welcome: wire.Welcome, link: Link) -> Job:
     job = make_job(
         config.replaced(chosen),
         # Torch hands a module over as shared memory: all nodes would train the same weights.
-        Given(copy.deepcopy(order.model), order.data),
+        Given(copy.deepcopy(order.model), supply.data if supply is not None else order.data),
         Path(os.devnull),
         events,
         link,
@@ -157,6 +172,28 @@ def _prepare(order: Order, welcome: wire.Welcome, link: Link) -> Job:
         job.take_over(unpack(link.fetch_state()), "the lead's state")
     link.prepared(job.data.digest, model_digest(job.model), device_name(job))
     return job
+
+
+def _serve(order: Order, welcome: wire.Welcome, link: Link) -> str:
+    """Take part in a run with a parameter service."""
+    config = Config(**json.loads(welcome.config))
+    supply = None
+    if config.stream_data or order.stream_data:
+        at_home = config if order.slot >= 0 else config.replaced({"cache_dir": order.cache_dir})
+        supply = open_supply(at_home, welcome, order.lead, order.token, order.certificate)
+    job = _prepare(order, welcome, link, supply)
+    service = Service(
+        welcome.service,
+        order.token,
+        welcome.run,
+        order.certificate,
+        patience_s=config.quorum_timeout_s,
+    )
+    coding = choose_coding(config, same_host=order.slot >= 0 and order.namespace is None)
+    link.ready(probe(job))
+    reason = take_part(job, welcome, link, service, coding, supply)
+    link.done(reason)
+    return reason
 
 
 def _take_part(job: Job, welcome: wire.Welcome, link: Link) -> str:

@@ -21,8 +21,8 @@ from convoy.data.images import TrainTest
 from convoy.data.pieces import Pieces
 from convoy.errors import DataError, EnvironmentProblem
 from convoy.launch import samples_pb2, wire_pb2
+from convoy.launch.door import CHUNK_BYTES
 
-CHUNK_BYTES = 1 << 20
 CHANNEL_OPTIONS = [  # that a node's channel needs
     ("grpc.max_receive_message_length", SAMPLE_BYTES_AT_MOST + CHUNK_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),  # gRPC's own would outlast our patience

@@ -116,7 +116,7 @@ class FromLead(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., admitted: _Optional[_Union[Nothing, _Mapping]] = ..., form: _Optional[_Union[Nothing, _Mapping]] = ..., lost: _Optional[str] = ..., stop: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Nothing, _Mapping]] = ..., aside: _Optional[_Union[Nothing, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("number", "identity", "config", "lighthouse", "store", "address", "has_state")
+    __slots__ = ("number", "identity", "config", "lighthouse", "store", "address", "has_state", "service", "run", "data_card")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,9 @@ class Welcome(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    DATA_CARD_FIELD_NUMBER: _ClassVar[int]
     number: int
     identity: str
     config: str
@@ -131,7 +134,10 @@ class Welcome(_message.Message):
     store: str
     address: str
     has_state: bool
-    def __init__(self, number: _Optional[int] = ..., identity: _Optional[str] = ..., config: _Optional[str] = ..., lighthouse: _Optional[str] = ..., store: _Optional[str] = ..., address: _Optional[str] = ..., has_state: _Optional[bool] = ...) -> None: ...
+    service: str
+    run: str
+    data_card: str
+    def __init__(self, number: _Optional[int] = ..., identity: _Optional[str] = ..., config: _Optional[str] = ..., lighthouse: _Optional[str] = ..., store: _Optional[str] = ..., address: _Optional[str] = ..., has_state: _Optional[bool] = ..., service: _Optional[str] = ..., run: _Optional[str] = ..., data_card: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("reason", "data")

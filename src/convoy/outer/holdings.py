@@ -23,6 +23,7 @@ class _Held:
     pace: Pace
     nominal: float
     ranges: list[range] = field(default_factory=list)
+    told: int = 0  # of the ranges, so many were announced
     number: int = 0
     epoch: int = 0
     place: int = 0
@@ -45,6 +46,8 @@ class HeldWork:
         local_batch: samples of a local step.
         every: local steps between two exchanges; EVERY_PASS: one exchange a pass.
         expect: nodes to wait for before the first batch is handed out.
+        sent: samples must be sent to the nodes: what is new is announced, so that it can
+            travel during a pass over what a node has, and is part of the pass after.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class HeldWork:
         local_batch: int,
         every: int,
         expect: int = 1,
+        sent: bool = False,
     ) -> None:
+        self._sent = sent
         self._volumes = list(batch_volumes(samples, batches))
         self._mode: Mode = mode
         self._local_batch, self._every, self._expect = local_batch, every, expect
@@ -108,8 +113,13 @@ class HeldWork:
     def order(self, node: int, done: int) -> Order | None:
         """Let a node go on with its pass, or begin the next with all it holds now."""
         held = self._nodes[node]
+        coming: tuple[tuple[int, int], ...] = ()
         if held.place >= held.size:
-            held.epoch, held.place, held.size = held.epoch + (held.size > 0), 0, held.samples
+            before = held.told if self._sent and held.told else len(held.ranges)
+            size = sum(len(part) for part in held.ranges[:before])
+            held.epoch, held.place, held.size = held.epoch + (held.size > 0), 0, size
+            coming = tuple((part.start, part.stop) for part in held.ranges[before:])
+            held.told = len(held.ranges)
         if held.size == 0 or self.is_over:
             return None
         count = held.size - held.place
@@ -125,10 +135,12 @@ class HeldWork:
             done=done,
             meanwhile=self._meanwhile(node, count),
             holding=holding,
+            coming=coming,
         )
 
-    def finish(self, node: int, order: Order, busy_s: float) -> int:
+    def finish(self, node: int, order: Order, busy_s: float, exchange_s: float) -> int:
         """Note that a stretch of a node's pass is in the weights."""
+        del exchange_s  # IDPA goes by the time of the work alone
         samples = count_samples(order.spans)
         self._finished += samples
         held = self._nodes.get(node)

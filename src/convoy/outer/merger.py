@@ -18,7 +18,7 @@ class Reply(Generic[Weights]):
     """What a node is told: the weights to go on from, and their version.
 
     Attributes:
-        staleness: of what it had handed in, when that was merged; None where it was not yet.
+        staleness: of what it had handed in; None where it had handed in nothing.
     """
 
     node: int
@@ -94,7 +94,7 @@ class Merger(Generic[Weights]):
             if submission.base < self.version:  # its beat is over: it counts in the next
                 self._window.miss(now)
                 self._buffered.append(submission)
-                return [self._grant(submission.node)]
+                return [self._grant(submission.node, self.version - submission.base)]
             self._window.arrive(now)
         self._held.append(submission)
         return self._advance(now)
@@ -146,7 +146,8 @@ class Merger(Generic[Weights]):
         self._buffered.append(submission)
         if self._rule.is_complete(self._buffered, list(self._bases)):
             return self._merge([submission.node], now)
-        return [self._grant(submission.node)]  # a buffer that is not full: the weights as they are
+        # A buffer that is not full: the weights as they are.
+        return [self._grant(submission.node, self.version - submission.base)]
 
     def _merge(self, tell: Iterable[int], now: float) -> list[Reply[Weights]]:
         world = World(

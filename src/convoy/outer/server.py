@@ -337,7 +337,9 @@ class ParameterServer:
         self._work.note_exchange(report.exchange_s, report.step_s)
         self._count(reply.node, report, reply.staleness or 0, waited_s)
         before = self.done // self._epoch_samples
-        self.done += self._work.finish(reply.node, order, report.busy_s)
+        hidden_s = report.step_s if order.ahead else 0.0  # by the step that is done meanwhile
+        cost_s = max(0.0, report.exchange_s - hidden_s)
+        self.done += self._work.finish(reply.node, order, report.busy_s, cost_s)
         epoch = self.done // self._epoch_samples
         if epoch > before:
             self.epochs[epoch] = (self.version, self.vector)

@@ -25,5 +25,17 @@ STRATEGIES: Registry[Strategy] = Registry(
             "convoy.launch.lockstep_lead:lead_lockstep",
             "each node trains a share of every batch, in proportion to its speed",
         ),
+        "server": Entry(
+            "convoy.launch.server_lead:lead_server",
+            "nodes train on their own and hand in what has changed; for slow or unsteady links",
+        ),
+        "agwu": Entry(
+            "convoy.launch.server_lead:lead_server",
+            "BPT-CNN as published: IDPA, and every node's increment merged as it comes",
+        ),
+        "sgwu": Entry(
+            "convoy.launch.server_lead:lead_server",
+            "BPT-CNN as published: IDPA, and the mean of all nodes' weights by accuracy",
+        ),
     },
 )

@@ -72,6 +72,7 @@ class Order:
         done: samples in the weights so far, of all nodes.
         meanwhile: samples that all nodes together train during this order.
         holding: the stretches of the data set that the node draws from; empty: all of it.
+        coming: stretches that later orders will need, for a node that has them sent.
     """
 
     number: int
@@ -81,6 +82,7 @@ class Order:
     done: int = 0
     meanwhile: int = 0
     holding: tuple[tuple[int, int], ...] = ()
+    coming: tuple[tuple[int, int], ...] = ()
 
     @property
     def samples(self) -> int:
@@ -95,8 +97,11 @@ class Order:
     def from_dict(cls, values: Mapping[str, Any]) -> "Order":
         """Read what `as_dict` wrote, also after a passage through JSON."""
         spans = tuple(Span(*span) for span in values["spans"])
-        holding = tuple((start, stop) for start, stop in values["holding"])
-        return cls(**{**values, "spans": spans, "holding": holding})
+        ranges = {
+            name: tuple((start, stop) for start, stop in values[name])
+            for name in ("holding", "coming")
+        }
+        return cls(**{**values, "spans": spans, **ranges})
 
 
 class Pace:
@@ -141,8 +146,15 @@ class Work(Protocol):
         """Return what a node is to do next; None where there is nothing, for now at least."""
         ...
 
-    def finish(self, node: int, order: Order, busy_s: float) -> int:
-        """Note that what a node trained is in the weights; return how many samples that are."""
+    def finish(self, node: int, order: Order, busy_s: float, exchange_s: float) -> int:
+        """Note that what a node trained is in the weights; return how many samples that are.
+
+        Args:
+            node: who.
+            order: what it did.
+            busy_s: seconds of work for it.
+            exchange_s: seconds that handing in cost it besides, before it could go on.
+        """
         ...
 
     def void(self, node: int) -> None:
@@ -312,14 +324,15 @@ class StreamWork:
         ahead_steps = 1 if self._terms.overlap and self._every > 1 else 0
         main = self._stream.take(node, step * (self._every - ahead_steps))
         ahead = self._stream.take(node, step * ahead_steps)
-        if not main:
+        if not main and not self._carried.get(node):
             return None
         self._numbers[node] = self._numbers.get(node, 0) + 1
         total = count_samples([*main, *ahead])
         return Order(
             number=self._numbers[node],
             spans=(*main, *ahead),
-            steps=max(1, round(count_samples(main) / step)),
+            # With no samples left, only what was done ahead is still to be handed in.
+            steps=max(1, round(count_samples(main) / step)) if main else 0,
             ahead=count_samples(ahead),
             done=done,
             meanwhile=self._meanwhile(node, total),
@@ -337,13 +350,13 @@ class StreamWork:
         speeds = self.speeds
         return round(samples * sum(speeds.values()) / speeds[node]) if speeds[node] else samples
 
-    def finish(self, node: int, order: Order, busy_s: float) -> int:
+    def finish(self, node: int, order: Order, busy_s: float, exchange_s: float) -> int:
         """Note that an order's samples, but for the step ahead, are in the weights."""
         main, ahead = cut_spans(order.spans, order.samples - order.ahead)
         covered = [*self._carried.get(node, []), *main]
         self._carried[node] = ahead
         if node in self._paces:
-            self._paces[node].observe(order.samples, busy_s)
+            self._paces[node].observe(order.samples, busy_s + exchange_s)
         return self._stream.finish(node, covered)
 
     def note_exchange(self, exchange_s: float, step_s: float) -> None:

@@ -104,7 +104,7 @@ class Worker:
             loss=done.loss,
             rate=done.rate,
             busy_s=done.busy_s,
-            step_s=done.busy_s / done.steps,
+            step_s=done.busy_s / max(1, done.steps),
         )
         return vector, report
 
@@ -120,6 +120,8 @@ class Worker:
 
     def _steps(self, order: Order, spans: Sequence[Span], steps: int, first: int) -> _Done:
         job, started = self._job, time.perf_counter()
+        if not spans:
+            return _Done()
         sums: list[Sums] = []
         rates = 0.0
         rest = list(spans)

@@ -18,7 +18,7 @@ the next beat, discounted for its age: s_j = (1 + staleness)^-1/2.
 from collections.abc import Sequence
 
 from convoy.outer.rules.discount import Discount, polynomial
-from convoy.outer.rules.rule import Together, Merged, Submission, Weights, World
+from convoy.outer.rules.rule import Merged, Submission, Together, Weights, World
 
 
 class Beat(Together):

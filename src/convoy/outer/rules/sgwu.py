@@ -8,7 +8,7 @@ fedavg  W = sum_j n_j W_j / sum_j n_j       by samples
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from convoy.outer.rules.rule import Together, Merged, Submission, Weights, World, weighted_mean
+from convoy.outer.rules.rule import Merged, Submission, Together, Weights, World, weighted_mean
 
 
 class Mean(Together):
