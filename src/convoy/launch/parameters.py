@@ -107,6 +107,7 @@ class ParameterShell:
             self._closing = True
             self._changed.notify_all()
         self._threads[1].join()
+        self._record.write("end", **self._fingerprint())
         self._grpc.stop(grace=0.5).wait()
         for name in self._shared:
             remove(name)
@@ -384,7 +385,7 @@ class ParameterShell:
                     return
                 changes, version = self._changes, self._server.version
                 state = self._server.state()
-                self._record.write("saved", version=version)
+                self._record.write("saved", **self._fingerprint())
             last = time.monotonic()
             try:
                 self._keeper.write(*state)
@@ -397,6 +398,15 @@ class ParameterShell:
                 self._changed.notify_all()
             if problem:
                 time.sleep(_STILL_HERE_S)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Return what tells the state of this moment from any other."""
+        server = self._server
+        return {
+            "version": server.version,
+            "done": server.done,
+            "checksum": checksum(encoded(server.vector, "full")),
+        }
 
     def _is_due(self, last: float) -> bool:
         if self._closing:
