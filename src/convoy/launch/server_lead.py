@@ -125,8 +125,7 @@ class ServerLead(Lead):
             "duplicates": totals.get("duplicates", 0),
             "refused": self._standing.get("refused", {}),
             "service_restarts": self._service.restarts,
-            "service_bytes": self._standing.get("received_bytes", 0)
-            + self._standing.get("sent_bytes", 0),
+            "weight_bytes": self._standing.get("moved_bytes", 0),
             "sample_bytes": self._samples.sent_bytes,
         }
 
@@ -209,7 +208,7 @@ class ServerLead(Lead):
         self._standing = values
         progress, config = self._job.progress, self._job.config
         now = time.monotonic()
-        if self._formed and values["done"] > progress.samples:
+        if self._formed:
             progress.train_seconds += now - self._looked_at
             progress.seconds += now - self._looked_at
         self._looked_at = now
