@@ -139,7 +139,8 @@ def balance_of(record: Path) -> float:
     if count < 2:
         raise ConvoyError("the record holds too few iterations to judge their balance")
     rounds = list(zip(*(mine[-(count // 2) :] for mine in times.values()), strict=False))
-    return statistics.median(statistics.mean(part) / max(part) for part in rounds)
+    parts = [statistics.fmean(part) / max(part) for part in rounds]
+    return float(statistics.median(parts))
 
 
 def _rows(found: dict[tuple[str, str], list[Outcome]]) -> list[Row]:

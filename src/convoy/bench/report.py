@@ -33,7 +33,8 @@ class Row:
     @property
     def spread(self) -> float:
         """Return the distance from the lowest to the highest value, as a part of the median."""
-        return (max(self.values) - min(self.values)) / self.median
+        distance = max(self.values) - min(self.values)
+        return distance / self.median if distance else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""

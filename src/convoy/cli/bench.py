@@ -89,10 +89,15 @@ def _print_tables(report: "Report") -> None:
     console = Console(highlight=False)
     rows = Table("task", "system", "median", "spread", "unit", box=None)
     for row in report.rows:
-        rows.add_row(row.task, row.system, f"{row.median:,.0f}", f"{row.spread:.1%}", row.unit)
+        rows.add_row(row.task, row.system, _number(row.median), f"{row.spread:.1%}", row.unit)
     console.print(rows)
     bars = Table("ratio", "value", "bar", "", box=None)
     for bar in report.bars:
         bound = f">= {bar.at_least}" if bar.at_least is not None else f"<= {bar.at_most}"
         bars.add_row(bar.name, f"{bar.value:.3f}", bound, "met" if bar.is_met else "[red]missed[/]")
     console.print(bars)
+
+
+def _number(value: float) -> str:
+    """Show a number with three digits that count."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

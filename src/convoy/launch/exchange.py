@@ -5,6 +5,7 @@ number, and the service takes it in once. Whoever is told that it is behind asks
 anew; whoever is told that it is no longer part of the run has to join again.
 """
 
+import contextlib
 import json
 import random
 import threading
@@ -122,6 +123,14 @@ class Exchange:
     def pull(self) -> Given:
         """Ask for weights and work."""
         return self._try(self._push(0, 0), None)
+
+    def rest(self) -> None:
+        """Let nobody wait for this node: it has nothing to do for now."""
+        push = self._push(0, 0)
+        push.rests = True
+        with contextlib.suppress(grpc.RpcError):  # it is only for the others' comfort
+            for _ in self._call(iter([wire.Up(push=push)]), metadata=self._metadata, timeout=5):
+                pass
 
     def push(self, base: int, vector: Tensor, report: Report) -> "Future[Given]":
         """Begin to hand in what was trained from some version; the answer comes later."""

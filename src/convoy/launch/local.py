@@ -1,30 +1,11 @@
 """The nodes of this machine: started, watched, started again, and never left behind."""
 
-import multiprocessing
 import time
 from dataclasses import replace
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 from convoy.launch.node import Order, run_local_node
-from convoy.launch.quiet import quiet_engines
-
-_PRELOADED = [
-    "convoy.launch.node",
-    "convoy.launch.service_process",
-    "convoy.outer.lockstep",
-    "convoy.inner.eager",
-]
-
-
-def process_context() -> ForkServerContext:
-    """Return how processes of this machine are started."""
-    # One process imports torch, which takes two seconds, and the nodes are forked from it
-    # before it has any threads.
-    quiet_engines()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
+from convoy.launch.processes import how_it_ended, process_context
 
 
 class LocalNodes:
@@ -104,8 +85,3 @@ class LocalNodes:
             process.join()
             process.close()
         self._processes.clear()
-
-
-def how_it_ended(code: int) -> str:
-    """Say in words how a process ended."""
-    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -154,7 +154,8 @@ class ParameterShell:
             shared = self._open_shared(push)
             vector = self._receive(push, shared, messages) if push.number else None
             self._happen(push, vector)
-            yield from self._wait_and_answer(push, shared, context)
+            if not push.rests:
+                yield from self._wait_and_answer(push, shared, context)
         except DamagedError as error:
             self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except BehindError as error:
@@ -227,7 +228,10 @@ class ParameterShell:
             now = time.monotonic()
             node, incarnation = push.node, push.incarnation
             self._server.check(node, incarnation)
-            if vector is None:
+            if push.rests:
+                self._record.write("rest", node=node, incarnation=incarnation, now=now)
+                self._server.rest(node, incarnation, now)
+            elif vector is None:
                 last = push.last
                 self._record.write("pull", node=node, incarnation=incarnation, last=last, now=now)
                 self._server.pull(node, incarnation, last, now)

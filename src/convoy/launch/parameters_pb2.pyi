@@ -14,7 +14,7 @@ class Up(_message.Message):
     def __init__(self, push: _Optional[_Union[Push, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("run", "node", "incarnation", "number", "base", "model", "length", "checksum", "coding", "shared", "trained", "protocol", "last")
+    __slots__ = ("run", "node", "incarnation", "number", "base", "model", "length", "checksum", "coding", "shared", "trained", "protocol", "last", "rests")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Push(_message.Message):
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    RESTS_FIELD_NUMBER: _ClassVar[int]
     run: str
     node: int
     incarnation: str
@@ -41,7 +42,8 @@ class Push(_message.Message):
     trained: Trained
     protocol: int
     last: int
-    def __init__(self, run: _Optional[str] = ..., node: _Optional[int] = ..., incarnation: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., model: _Optional[str] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., coding: _Optional[str] = ..., shared: _Optional[str] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., protocol: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    rests: bool
+    def __init__(self, run: _Optional[str] = ..., node: _Optional[int] = ..., incarnation: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., model: _Optional[str] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., coding: _Optional[str] = ..., shared: _Optional[str] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., protocol: _Optional[int] = ..., last: _Optional[int] = ..., rests: _Optional[bool] = ...) -> None: ...
 
 class Trained(_message.Message):
     __slots__ = ("samples", "correct", "loss", "rate", "busy_s", "step_s", "exchange_s")

@@ -71,6 +71,8 @@ def replay(config: Config, record: Path, track: Track) -> Replayed:
             got=config.strategy,
             hint="A lockstep run needs none: the same seed gives the same weights.",
         )
+    if config.servers > 1:
+        raise ConvoyError("a run with several servers is not replayed", got=config.servers)
     happenings = list(read_record(record))
     if not happenings or happenings[0]["event"] != "start" or happenings[0]["done"] > 0:
         raise CheckpointError("this record does not begin with the run's first weights")

@@ -24,7 +24,8 @@ from convoy.launch.lead import Lead
 from convoy.launch.roster import NodeRecord, summarise_nodes
 from convoy.launch.samples import SampleServer
 from convoy.launch.server_node import EVERYTHING_IS_TRAINED
-from convoy.launch.service_process import ServiceLostError, ServiceOrder, ServiceProcess
+from convoy.launch.service_process import ServiceLostError, ServiceOrder
+from convoy.launch.services import Services
 from convoy.monitor.events import NodesEvent, StepEvent, WarningEvent
 from convoy.outer.crew import Crew
 from convoy.outer.flat import Flat
@@ -70,7 +71,7 @@ class ServerLead(Lead):
         self._run = secrets.token_hex(8)
         folder = crew.ledger.parent
         self._samples = SampleServer(job.data, lambda _: None)  # the door has checked the token
-        self._service = ServiceProcess(
+        self._service = Services(
             ServiceOrder(
                 config=job.config,
                 run=self._run,
@@ -85,7 +86,8 @@ class ServerLead(Lead):
                 tokens=(crew.serving.token, secrets.token_hex(32)),
                 host=self._host,
                 tls=crew.serving.tls,
-            )
+            ),
+            job.config.servers,
         )
         stack.callback(self._service.end)
         self._service.open()

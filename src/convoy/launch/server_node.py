@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from convoy.launch.door import TOKEN_KEY, open_channel
 from convoy.launch.exchange import Exchange, Given, Service
 from convoy.launch.link import Link
 from convoy.launch.samples import CHANNEL_OPTIONS, SampleClient
+from convoy.launch.shards import ShardedExchange, part_digest
 from convoy.launch.vectors import Coding
 from convoy.outer.job import Job
 from convoy.outer.lockstep import Left
@@ -96,20 +97,31 @@ def take_part(
 ) -> str:
     """Train for the service until the run is over; return why it is.
 
+    The service may be several that share the weights: then it has several addresses.
+
     Raises:
         FencedError: the service does not take anything from this incarnation any more.
         Left: this node was asked to leave.
     """
     worker = Worker(job, welcome.number)
-    exchange = Exchange(
-        service,
-        welcome.number,
-        welcome.identity,
-        model=worker.flat.digest,
-        size=worker.flat.size,
-        dtype=worker.flat.dtype,
-        coding=coding,
-        check=link.check,
+    flat, addresses = worker.flat, service.address.split(",")
+
+    def connect(place: int, size: int) -> Exchange:
+        return Exchange(
+            replace(service, address=addresses[place]),
+            welcome.number,
+            welcome.identity,
+            model=part_digest(flat.digest, place, len(addresses)),
+            size=size,
+            dtype=flat.dtype,
+            coding=coding,
+            check=link.check,
+        )
+
+    exchange: Exchange | ShardedExchange = (
+        connect(0, flat.size)
+        if len(addresses) == 1
+        else ShardedExchange(connect, flat.read(), flat.weights, len(addresses))
     )
     try:
         return _Node(job, worker, exchange, link, supply).train()
@@ -121,7 +133,12 @@ class _Node:
     """Does orders until there are none."""
 
     def __init__(
-        self, job: Job, worker: Worker, exchange: Exchange, link: Link, supply: Supply | None
+        self,
+        job: Job,
+        worker: Worker,
+        exchange: Exchange | ShardedExchange,
+        link: Link,
+        supply: Supply | None,
     ) -> None:
         self._job, self._worker, self._exchange = job, worker, exchange
         self._link, self._supply = link, supply

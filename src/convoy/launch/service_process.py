@@ -25,8 +25,8 @@ from convoy.errors import ConvoyError, EnvironmentProblem
 from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import TOKEN_KEY, open_channel
 from convoy.launch.keeper import Keeper
-from convoy.launch.local import how_it_ended, process_context
 from convoy.launch.parameters import ParameterShell
+from convoy.launch.processes import how_it_ended, process_context
 from convoy.launch.record import Record
 from convoy.launch.vectors import Arriving
 from convoy.outer.crew import Tls
@@ -50,6 +50,7 @@ class ServiceOrder:
         record: the file that happenings are written to.
         tokens: what a node, and what the lead must know.
         host, port, tls: where to listen.
+        hands_out: it is the one, of several, that hands out work.
     """
 
     config: Config
@@ -66,6 +67,7 @@ class ServiceOrder:
     host: str
     port: int = 0
     tls: Tls | None = None
+    hands_out: bool = True
 
 
 def run_service(order: ServiceOrder, ready: Connection) -> None:
@@ -75,13 +77,20 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
     torch.set_num_threads(1)  # nodes need the other cores
     keeper = Keeper(order.folder)
     server = make_server(
-        order.config, order.vector, order.weights, order.samples, order.nodes, order.done
+        order.config,
+        order.vector,
+        order.weights,
+        order.samples,
+        order.nodes,
+        order.done,
+        hands_out=order.hands_out,
     )
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with Record(order.record) as record:
         # A state that is older than the run's own checkpoint belongs to an earlier start of it.
-        if keeper.newest is not None and keeper.newest[1]["done"] >= order.done:
+        known = keeper.newest[1]["done"] if keeper.newest is not None else -1
+        if keeper.newest is not None and (known >= order.done or not order.hands_out):
             server.restore(*keeper.newest)
             record.write("restart", version=server.version, done=server.done)
         else:

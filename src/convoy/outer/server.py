@@ -234,6 +234,13 @@ class ParameterServer:
         if member.report is None and (member.answer is None or member.answer.order is None):
             self._tell([self._merger.join(node, now)], now)
 
+    def rest(self, node: int, incarnation: str, now: float) -> None:
+        """Let nobody wait for a node that has nothing to do; it asks again when it has."""
+        member = self.check(node, incarnation)
+        if member.report is None:
+            member.answer, member.order = None, None
+            self._tell(self._merger.leave(node, now), now)
+
     def is_known(self, node: int, number: int) -> bool:
         """Tell whether a submission was taken in before."""
         member = self.members[node]

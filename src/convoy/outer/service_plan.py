@@ -16,7 +16,7 @@ from convoy.outer.holdings import EVERY_PASS, HeldWork
 from convoy.outer.rules.bound import least_bound
 from convoy.outer.rules.catalog import make_rule, parse_rule
 from convoy.outer.server import ParameterServer
-from convoy.outer.work import Stream, StreamWork, Terms, Work
+from convoy.outer.work import FollowWork, Stream, StreamWork, Terms, Work
 
 SERVICE_STRATEGIES = ("server", "agwu", "sgwu")
 
@@ -82,9 +82,16 @@ def check_service(config: Config, nodes: int) -> None:
 
 
 def make_server(
-    config: Config, vector: Tensor, weights: int, samples: int, nodes: int, done: int = 0
+    config: Config,
+    vector: Tensor,
+    weights: int,
+    samples: int,
+    nodes: int,
+    done: int = 0,
+    *,
+    hands_out: bool = True,
 ) -> ParameterServer:
-    """Return the parameter server of a run.
+    """Return the parameter server of a run, or one of several that share its weights.
 
     Args:
         config: of the run.
@@ -93,11 +100,12 @@ def make_server(
         samples: in the data set.
         nodes: that are expected.
         done: samples that are in the weights already.
+        hands_out: it is the one that hands out work.
     """
     plan = plan_service(config, nodes)
     server = ParameterServer(
         make_rule(plan.rule, nodes),
-        _make_work(config, plan, samples, nodes, done),
+        _make_work(config, plan, samples, nodes, done) if hands_out else FollowWork(),
         vector,
         weights,
         samples,

@@ -367,3 +367,53 @@ class StreamWork:
         wanted = statistics.median(self._exchanges) / _EXCHANGE_PART
         if not 0.5 * self._every <= wanted <= self._every:  # every change costs: shapes are new
             self._every = min(max(1, math.ceil(wanted)), _STEPS_AT_MOST)
+
+
+class FollowWork:
+    """No work of its own: of several servers that share the weights, one hands it out.
+
+    The others take in what nodes hand in, whatever order it was for.
+    """
+
+    def __init__(self) -> None:
+        self._paces: dict[int, Pace] = {}
+        self._numbers: dict[int, int] = {}
+
+    is_over = False
+    every = 1
+
+    @property
+    def speeds(self) -> dict[int, float]:
+        """Return the nodes' samples per second."""
+        return {node: pace.speed for node, pace in self._paces.items()}
+
+    def join(self, node: int, speed: float) -> None:
+        """Take a node in."""
+        self._paces[node] = Pace(speed)
+
+    def leave(self, node: int) -> None:
+        """Take a node out."""
+        self._paces.pop(node, None)
+
+    def void(self, node: int) -> None:
+        """Let the one who hands out work see to it."""
+
+    def order(self, node: int, done: int) -> Order:
+        """Return an order without samples: whatever comes next is welcome."""
+        self._numbers[node] = self._numbers.get(node, 0) + 1
+        return Order(self._numbers[node], (), 0, done=done)
+
+    def finish(self, node: int, order: Order, busy_s: float, exchange_s: float) -> int:
+        """Count nothing: the one who hands out work does."""
+        del node, order, busy_s, exchange_s
+        return 0
+
+    def note_exchange(self, exchange_s: float, step_s: float) -> None:
+        """Leave the interval to the one who hands out work."""
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: there is nothing to know."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on."""
