@@ -13,6 +13,7 @@ from typing import Any, Literal, cast, get_type_hints
 from convoy.errors import ConfigError, did_you_mean
 from convoy.options import coerce, option
 
+SERVICE_STRATEGIES = ("server", "agwu", "sgwu")  # those with a parameter service
 _NODES_AT_MOST = 64
 _LARGEST_SUM = 1e12
 
@@ -385,6 +386,12 @@ def _check_nodes(config: Config) -> None:
         raise ConfigError("'speeds' are out of range", got=config.speeds, allowed=allowed)
     if config.links and not config.speeds:
         raise ConfigError("'links' needs emulated nodes", hint="Give --speeds.")
+    if config.stream_data and config.strategy not in SERVICE_STRATEGIES:
+        raise ConfigError(
+            "'stream_data' needs a parameter service",
+            got=config.strategy,
+            allowed=", ".join(SERVICE_STRATEGIES),
+        )
     if config.speed_changes and not config.speeds:
         raise ConfigError("'speed_changes' needs emulated nodes", hint="Give --speeds.")
     if config.strategy == "single" and max(given.values(), default=1) > 1:

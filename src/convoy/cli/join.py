@@ -18,6 +18,7 @@ def join(
     threads: int = 0,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
+    stream_data: Annotated[bool, Parameter(negative="")] = False,
     reconnect_s: float = 300.0,
     quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -44,6 +45,9 @@ def join(
         Where the files of a named data set lie on this machine.
     cache_dir:
         Where decoded images are kept on this machine.
+    stream_data:
+        This machine does not have the data set: the lead sends the samples that it is given
+        (with the strategies server, agwu and sgwu).
     reconnect_s:
         How long to try again when the lead cannot be reached.
     quiet:
@@ -78,6 +82,7 @@ def join(
         data_dir=str(data_dir) if data_dir else None,
         cache_dir=str(cache_dir) if cache_dir else None,
         certificate=pinned,
+        stream_data=stream_data,
     )
     reason = take_part(order, reconnect_s=reconnect_s, tell=console.print)
     console.print(f"left: {reason}", markup=False)

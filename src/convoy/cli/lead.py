@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from convoy.cli.options import Options, given_values
 from convoy.cli.train import show_run, start_run
-from convoy.config import load_config
+from convoy.config import SERVICE_STRATEGIES, load_config, read_toml
 from convoy.errors import ConfigError
 
 _GROUP = "Network"
@@ -64,7 +64,14 @@ def lead(
         raise ConfigError("a resumed run has its own config", got=str(run_file))
     if resume is None:
         given = load_config(run_file, given).as_dict()
-    serving = make_serving(host, port, trusted_network=trusted_network, tls=tls)
+    # The parameter service's tensors travel in calls like the lead's own; lockstep's do not.
+    serving = make_serving(
+        host,
+        port,
+        trusted_network=trusted_network,
+        tls=tls,
+        private_tensors=_strategy(given, resume) in SERVICE_STRATEGIES,
+    )
     serving = replace(serving, token=read_or_make_token(token_file))
     if tls:
         from convoy.launch.certificate import read_or_make_tls
@@ -73,3 +80,11 @@ def lead(
     quiet_engines()
     run = start_run(given, resume, quiet=quiet, serving=serving)
     show_run(run, json=json, quiet=quiet)
+
+
+def _strategy(given: dict[str, object], resume: Path | None) -> str:
+    """Return the strategy of a run that starts, or of one that goes on."""
+    if "strategy" in given or resume is None:
+        return str(given.get("strategy", ""))
+    path = resume / "config.toml"
+    return str(read_toml(path).get("strategy", "")) if path.is_file() else ""

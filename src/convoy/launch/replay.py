@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from convoy.assembly import Given, make_job
-from convoy.config import Config
+from convoy.config import SERVICE_STRATEGIES, Config
 from convoy.errors import CheckpointError, ConvoyError
 from convoy.launch.choose import config_of_nodes
 from convoy.launch.record import read_record
@@ -23,7 +23,7 @@ from convoy.monitor.events import EventStream
 from convoy.outer.flat import Flat
 from convoy.outer.job import Job
 from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
-from convoy.outer.service_plan import SERVICE_STRATEGIES, make_server
+from convoy.outer.service_plan import make_server
 from convoy.outer.stop import NeverStop
 from convoy.outer.worker import Worker
 from convoy.tracking import Track, untracked

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from convoy.config import Config
+from convoy.config import SERVICE_STRATEGIES, Config
 from convoy.errors import ConfigError
 from convoy.outer.allocation.idpa import Mode
 from convoy.outer.holdings import EVERY_PASS, HeldWork
@@ -17,8 +17,6 @@ from convoy.outer.rules.bound import least_bound
 from convoy.outer.rules.catalog import make_rule, parse_rule
 from convoy.outer.server import ParameterServer
 from convoy.outer.work import FollowWork, Stream, StreamWork, Terms, Work
-
-SERVICE_STRATEGIES = ("server", "agwu", "sgwu")
 
 
 @dataclass(frozen=True, slots=True)
