@@ -74,9 +74,8 @@ def test_a_run_learns_every_sample_once_and_can_be_done_again(
 
 
 def test_samples_travel_once_to_the_nodes_that_were_given_them() -> None:
-    run = train(
-        strategy="agwu", epochs=4, stream_data=True, cache_dir=str(Path("cache").absolute())
-    )
+    options = {"epochs": 4, "stream_data": True, "cache_dir": str(Path("cache").absolute())}
+    run = train(strategy="agwu", **options)
     # Numbers, labels and frames come on top of the pixels.
     assert SAMPLES * SAMPLE_BYTES < run.summary["sample_bytes"] < SAMPLES * (SAMPLE_BYTES + 40)
     assert run.summary["staleness_mean"] > 0
