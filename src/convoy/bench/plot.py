@@ -21,8 +21,10 @@ def write_plot(report: Report, path: Path) -> None:
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(row.task for row in report.rows))
-    figure = Figure(figsize=(8, 1 + 1.6 * len(tasks)), layout="constrained")
-    panels = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
+    counts = [sum(row.task == task for row in report.rows) for task in tasks]
+    heights = [0.9 + 0.26 * count for count in counts]
+    figure = Figure(figsize=(8, 0.5 + sum(heights)), layout="constrained")
+    panels = figure.subplots(len(tasks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for task, panel in zip(tasks, panels, strict=True):
         rows = [row for row in report.rows if row.task == task]
         medians = [row.median for row in rows]

@@ -145,6 +145,12 @@ def print_summary(run: "Run", console: Console, shown_folder: Path) -> None:
     }
     if run.checkpoint is not None:
         rows["checkpoint"] = str(shown_folder / run.checkpoint.relative_to(run.directory))
+    if "submissions" in summary:
+        rows["service"] = (
+            f"{summary['submissions']:,} submissions, mean staleness "
+            f"{summary['staleness_mean']:.2f}, {sum(summary['refused'].values())} refused, "
+            f"{summary['service_restarts']} restarts"
+        )
     for name, value in rows.items():  # no table: it would cut a long path short
         console.print(f"{name:<15}{escape(value)}", soft_wrap=True)
     if "node_table" in summary:
