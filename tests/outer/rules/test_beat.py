@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.outer.merger import Merger, Reply
@@ -123,6 +123,16 @@ def test_flush_merges_what_is_left_and_nothing_twice() -> None:
     assert (merger.version, merger.buffered) == (version, [])
 
 
+def test_flush_leaves_alone_who_waits_for_an_answer() -> None:
+    merger = late_third()
+    merger.submit(Submission(2, 1, 4.0), now=22.0)
+    merger.submit(Submission(0, 2, 8.0), now=23.0)
+    merger.flush(24.0)
+    replies = [*merger.leave(1, 25.0), *merger.leave(2, 25.0)]
+    assert [reply.node for reply in replies] == [0]
+    assert merger.weights == pytest.approx(2.0 + (2**-0.5 * 4.0 + 8.0) / 2)
+
+
 def test_only_rules_with_a_window_have_a_deadline() -> None:
     merger: Merger[float] = Merger(Counted(), 0.0, window=Window())
     merger.join(0)
@@ -165,18 +175,27 @@ class CountedInThrees(CountedAtOnce):
 Ids = tuple[int, ...]
 HAPPENINGS = st.lists(
     st.tuples(
-        st.sampled_from(["submit"] * 6 + ["join", "leave", "tick", "tick", "flush", "restart"]),
-        st.integers(0, 3),
-        st.floats(0, 5),
+        st.sampled_from(["submit"] * 8 + ["join", "join", "tick", "tick", "leave", "flush"]),
+        st.integers(0, 2),
+        st.sampled_from([0.0, 1.0, 5.0]),
     ),
+    min_size=20,
     max_size=60,
 )
 
 
-@given(happenings=HAPPENINGS, bound=st.none() | st.integers(3, 5))
+@settings(max_examples=200)
+@given(
+    happenings=HAPPENINGS,
+    restart_at=st.integers(0, 60),
+    bound=st.none() | st.integers(2, 4),
+)
 @pytest.mark.parametrize("rule", [CountedInBeats, Counted, CountedAtOnce, CountedInThrees])
 def test_all_that_was_answered_is_in_the_weights_once_and_nothing_else(
-    rule: type[Rule], happenings: list[tuple[str, int, float]], bound: int | None
+    rule: type[Rule],
+    happenings: list[tuple[str, int, float]],
+    restart_at: int,
+    bound: int | None,
 ) -> None:
     merger: Merger[Ids] = Merger(rule(), (), bound=bound)
     training: dict[int, int] = {}  # by node: the version it trains from
@@ -192,6 +211,11 @@ def test_all_that_was_answered_is_in_the_weights_once_and_nothing_else(
 
     for number, (what, node, passed) in enumerate(happenings):
         now += passed
+        if number == restart_at:
+            before, merger = merger, Merger(rule(), merger.weights, bound=bound)
+            merger.restore(before.version, before.memory, before.buffered)
+            pending.clear()
+            training.clear()
         if what == "join":
             pending.pop(node, None)
             hear([merger.join(node, now)])
@@ -206,11 +230,6 @@ def test_all_that_was_answered_is_in_the_weights_once_and_nothing_else(
             hear(merger.tick(now))
         elif what == "flush":
             merger.flush(now)
-        elif what == "restart":
-            before, merger = merger, Merger(rule(), merger.weights, bound=bound)
-            merger.restore(before.version, before.memory, before.buffered)
-            pending.clear()
-            training.clear()
         kept = [*merger.weights, *(i for s in merger.buffered for i in s.increment)]
         assert sorted(kept) == sorted(answered)
     merger.flush(now)
