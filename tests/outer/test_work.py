@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoy.outer.work import (
@@ -168,6 +168,7 @@ class Run:
         raise AssertionError("it does not end")
 
 
+@settings(max_examples=200)
 @given(
     samples=st.integers(1, 60),
     epochs=st.integers(1, 3),
@@ -181,13 +182,14 @@ class Run:
     ),
     happenings=st.lists(
         st.tuples(
-            st.sampled_from(["step"] * 6 + ["join", "join", "leave", "refuse", "slow link"]),
-            st.integers(0, 3),
+            st.sampled_from(["step"] * 12 + ["join", "leave", "refuse", "refuse", "slow link"]),
+            st.integers(0, 2),
             st.floats(0.01, 100),
         ),
-        max_size=60,
+        min_size=20,
+        max_size=80,
     ),
-    restart_at=st.integers(0, 60),
+    restart_at=st.integers(0, 80),
 )
 def test_whatever_happens_every_sample_of_every_epoch_is_trained_once(
     samples: int,
@@ -197,7 +199,8 @@ def test_whatever_happens_every_sample_of_every_epoch_is_trained_once(
     restart_at: int,
 ) -> None:
     run = Run(samples, epochs, terms)
-    run.join(0, 1.0)
+    for node in range(3):
+        run.join(node, 1.0)
     for number, (what, node, value) in enumerate(happenings):
         if number == restart_at:
             run.restart()
