@@ -250,3 +250,9 @@ def test_no_sample_is_held_twice_and_none_is_lost(
         places = [place for part in (*owned, *work._free) for place in part]
         assert sorted(places) == list(range(work._place))
         assert work._place + sum(work._volumes) == samples
+
+
+def test_a_node_of_unknown_speed_gets_orders_too() -> None:
+    work = held_work(100, 1, expect=1)
+    work.join(0, 0.0)
+    assert order_of(work, 0).meanwhile == 100

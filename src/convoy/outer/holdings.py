@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convoy.outer.allocation.idpa import Holding, Mode, allocate, batch_volumes, hand_out
-from convoy.outer.work import Order, Pace, Span, count_samples
+from convoy.outer.work import Order, Pace, Span, count_samples, trained_meanwhile
 
 EVERY_PASS = -1  # as an interval: once for each pass over what a node holds
 
@@ -133,7 +133,7 @@ class HeldWork:
             spans=(span,),
             steps=max(1, -(-count // self._local_batch)),
             done=done,
-            meanwhile=self._meanwhile(node, count),
+            meanwhile=trained_meanwhile(self.speeds, node, count),
             holding=holding,
             coming=coming,
         )
@@ -154,10 +154,6 @@ class HeldWork:
 
     def note_exchange(self, exchange_s: float, step_s: float) -> None:
         """Leave the interval as it was asked for."""
-
-    def _meanwhile(self, node: int, samples: int) -> int:
-        speeds = self.speeds
-        return round(samples * sum(speeds.values()) / speeds[node])
 
     def _hand_out(self) -> None:
         """Hand out the next batch if it is time: everybody has finished a pass since the last."""

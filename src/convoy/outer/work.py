@@ -131,6 +131,11 @@ class Pace:
         return 1 / self.time_s if self.time_s else self._guess
 
 
+def trained_meanwhile(speeds: Mapping[int, float], node: int, samples: int) -> int:
+    """Return how many samples all nodes train while one of them trains some."""
+    return round(samples * sum(speeds.values()) / speeds[node]) if speeds[node] else samples
+
+
 class Work(Protocol):
     """Hands out orders."""
 
@@ -335,7 +340,7 @@ class StreamWork:
             steps=max(1, round(count_samples(main) / step)) if main else 0,
             ahead=count_samples(ahead),
             done=done,
-            meanwhile=self._meanwhile(node, total),
+            meanwhile=trained_meanwhile(self.speeds, node, total),
         )
 
     def _local_batch(self, node: int) -> int:
@@ -345,10 +350,6 @@ class StreamWork:
         weights = [self._paces[n].speed for n in nodes]
         shares = apportion(weights, self._terms.batch, self._terms.min_share)
         return max(self._terms.min_share, shares[nodes.index(node)])
-
-    def _meanwhile(self, node: int, samples: int) -> int:
-        speeds = self.speeds
-        return round(samples * sum(speeds.values()) / speeds[node]) if speeds[node] else samples
 
     def finish(self, node: int, order: Order, busy_s: float, exchange_s: float) -> int:
         """Note that an order's samples, but for the step ahead, are in the weights."""
