@@ -1,5 +1,6 @@
 """Samples that nodes keep: IDPA's batches come when they should, and nothing is held twice."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -256,3 +257,21 @@ def test_a_node_of_unknown_speed_gets_orders_too() -> None:
     work = held_work(100, 1, expect=1)
     work.join(0, 0.0)
     assert order_of(work, 0).meanwhile == 100
+
+
+def test_after_a_restart_nobody_waits_for_nodes_that_were_lost_before() -> None:
+    before = held_work(300, 1, expect=3, epochs=10)
+    for node in range(3):
+        before.join(node, 1.0)
+    do_pass(before, 0, 0.01)
+    before.leave(2)
+    after = held_work(300, 1, expect=3, epochs=10)
+    after.restore(json.loads(json.dumps(before.state())))
+    after.join(0, 1.0)
+    assert after.order(0, 100) is None  # of the two, one is not back yet
+    after.join(1, 1.0)
+    assert after.held == {0: 150, 1: 150}
+    for _ in range(20):
+        assert not after.is_over
+        do_pass(after, 0, 0.01)
+    assert after.is_over

@@ -189,11 +189,12 @@ class HeldWork:
 
     def state(self) -> dict[str, Any]:
         """Return what must be known to go on: after that, everything is handed out anew."""
-        return {"finished": self._finished}
+        return {"finished": self._finished, "nodes": len(self._nodes)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Go on from such a state; the nodes that were there then are waited for."""
         self._finished = state["finished"]
+        self._expect = max(1, state["nodes"])
 
 
 def _first(ranges: Sequence[range], count: int) -> list[range]:
