@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from convoy.outer.merger import Merger, Reply
 from convoy.outer.rules.beat import Beat
 from convoy.outer.rules.discount import inverse
-from convoy.outer.rules.rule import AtOnce, Merged, Rule, Submission, Together, Weights, World
+from convoy.outer.rules.rule import Rule, Submission
 from convoy.outer.rules.window import Window
+from tests.outer.counting import COUNTING, Counted
 
 
 def three_nodes(rule: Rule | None = None) -> Merger[float]:
@@ -145,33 +146,6 @@ def test_only_rules_with_a_window_have_a_deadline() -> None:
 # ------------------------------------------------------------------ nothing is lost
 
 
-class Counted(Together):
-    """A synchronous rule whose weights are the list of all that was merged."""
-
-    needs_base = False
-
-    def merge(
-        self, world: World[Weights], pending: Sequence[Submission[Weights]]
-    ) -> Merged[Weights]:
-        weights = world.weights
-        for submission in pending:
-            weights = weights + submission.increment
-        return Merged(weights)
-
-
-class CountedInBeats(Counted):
-    has_window = True
-
-
-class CountedAtOnce(AtOnce):
-    merge = Counted.merge
-
-
-class CountedInThrees(CountedAtOnce):
-    def is_complete(self, pending: Sequence[Submission[Weights]], live: Sequence[int]) -> bool:
-        return len(pending) >= 3
-
-
 Ids = tuple[int, ...]
 HAPPENINGS = st.lists(
     st.tuples(
@@ -190,7 +164,7 @@ HAPPENINGS = st.lists(
     restart_at=st.integers(0, 60),
     bound=st.none() | st.integers(2, 4),
 )
-@pytest.mark.parametrize("rule", [CountedInBeats, Counted, CountedAtOnce, CountedInThrees])
+@pytest.mark.parametrize("rule", COUNTING)
 def test_all_that_was_answered_is_in_the_weights_once_and_nothing_else(
     rule: type[Rule],
     happenings: list[tuple[str, int, float]],
