@@ -1,7 +1,5 @@
 """Beats: the mean over samples, late ones in the next; nothing that was answered is lost."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -158,6 +156,50 @@ HAPPENINGS = st.lists(
 )
 
 
+class Service:
+    """A merger and its nodes; notes what was handed in and what was answered."""
+
+    def __init__(self, rule: type[Rule], bound: int | None) -> None:
+        self._rule, self._bound = rule, bound
+        self.merger: Merger[Ids] = Merger(rule(), (), bound=bound)
+        self.training: dict[int, int] = {}  # by node: the version it trains from
+        self.pending: dict[int, int] = {}  # by node: what it handed in and was not answered
+        self.answered: list[int] = []
+
+    def happen(self, what: str, node: int, number: int, now: float) -> None:
+        replies: list[Reply[Ids]] = []
+        if what in ("join", "leave"):
+            self.pending.pop(node, None)
+            self.training.pop(node, None)
+        if what == "join":
+            replies = [self.merger.join(node, now)]
+        elif what == "leave":
+            replies = self.merger.leave(node, now)
+        elif what == "tick":
+            replies = self.merger.tick(now)
+        elif what == "flush":
+            self.merger.flush(now)
+        elif node in self.training:
+            self.pending[node] = number
+            base = self.training.pop(node)
+            replies = self.merger.submit(Submission(node, base, (number,)), now)
+        for reply in replies:
+            if reply.node in self.pending:
+                self.answered.append(self.pending.pop(reply.node))
+            self.training[reply.node] = reply.version
+
+    def restart(self) -> None:
+        before = self.merger
+        self.merger = Merger(self._rule(), before.weights, bound=self._bound)
+        self.merger.restore(before.version, before.memory, before.buffered)
+        self.pending.clear()
+        self.training.clear()
+
+    def check(self) -> None:
+        buffered = [i for submission in self.merger.buffered for i in submission.increment]
+        assert sorted([*self.merger.weights, *buffered]) == sorted(self.answered)
+
+
 @settings(max_examples=200)
 @given(
     happenings=HAPPENINGS,
@@ -171,46 +213,17 @@ def test_all_that_was_answered_is_in_the_weights_once_and_nothing_else(
     restart_at: int,
     bound: int | None,
 ) -> None:
-    merger: Merger[Ids] = Merger(rule(), (), bound=bound)
-    training: dict[int, int] = {}  # by node: the version it trains from
-    pending: dict[int, int] = {}  # by node: what it handed in and was not answered
-    answered: list[int] = []
+    service = Service(rule, bound)
     now = 0.0
-
-    def hear(replies: Sequence[Reply[Ids]]) -> None:
-        for reply in replies:
-            if reply.node in pending:
-                answered.append(pending.pop(reply.node))
-            training[reply.node] = reply.version
-
     for number, (what, node, passed) in enumerate(happenings):
-        now += passed
         if number == restart_at:
-            before, merger = merger, Merger(rule(), merger.weights, bound=bound)
-            merger.restore(before.version, before.memory, before.buffered)
-            pending.clear()
-            training.clear()
-        if what == "join":
-            pending.pop(node, None)
-            hear([merger.join(node, now)])
-        elif what == "leave":
-            pending.pop(node, None)
-            training.pop(node, None)
-            hear(merger.leave(node, now))
-        elif what == "submit" and node in training:
-            pending[node] = number
-            hear(merger.submit(Submission(node, training.pop(node), (number,)), now))
-        elif what == "tick":
-            hear(merger.tick(now))
-        elif what == "flush":
-            merger.flush(now)
-        kept = [*merger.weights, *(i for s in merger.buffered for i in s.increment)]
-        assert sorted(kept) == sorted(answered)
-    merger.flush(now)
-    while training or pending:  # whoever still trains leaves, and nobody waits for ever
-        node = next(iter([*training, *pending]))
-        training.pop(node, None)
-        pending.pop(node, None)
-        hear(merger.leave(node, now))
-    merger.flush(now)
-    assert sorted(merger.weights) == sorted(answered)
+            service.restart()
+        now += passed
+        service.happen(what, node, number, now)
+        service.check()
+    for node in range(3):  # whoever still trains leaves, and then nobody waits any more
+        if node in service.training:
+            service.happen("leave", node, -1, now)
+    service.happen("flush", -1, -1, now)
+    service.check()
+    assert service.merger.buffered == []
