@@ -413,3 +413,42 @@ def test_another_incarnation_starts_from_nothing_after_a_restart() -> None:
     after.admit(0, "b0", 100.0, now=50.0)
     assert not after.is_known(0, 1)
     assert submit(after, 0, pull(after, 0)) is not None
+
+
+# ------------------------------------------------------------------ answers belong together
+
+
+@pytest.mark.parametrize("rule", ["fedasync", "dc-asgd", "fedavg"])
+def test_an_answers_vector_is_that_of_its_version(rule: str) -> None:
+    """With a bound, one submission lets others go too: each gets the weights it is told."""
+    server = make_server(rule, nodes=3, bound=2)
+    answers = {node: pull(server, node) for node in range(3)}
+    numbers = dict.fromkeys(answers, 0)
+    for node in (0, 1, 0, 1, 0, 1, 2, 0, 1, 2):
+        incarnation = f"a{node}"
+        answer = server.answer_to(node, incarnation, numbers[node])
+        if answer is None:  # held by the bound, or at the barrier
+            continue
+        numbers[node] += 1
+        submit(server, node, answer, number=numbers[node])
+        for member in server.members.values():
+            if member.answer is not None and member.report is None:
+                known = server._merger._outstanding[member.answer.version]
+                assert torch.equal(member.answer.vector[:2], known)
+
+
+def test_the_vector_is_never_an_older_one() -> None:
+    """Without statistics too, where one submission makes several versions."""
+    work = StreamWork(Stream(100_000, 1), Terms(BATCH, local_batch=10, every=1))
+    server = ParameterServer(make_rule("delta-poly", 3), work, VECTOR[:2], 2, 100_000, bound=2)
+    for node in range(3):
+        server.admit(node, f"a{node}", 100.0, now=0.0)
+        pull(server, node)
+    numbers = [0, 0, 0]
+    for turn in range(200):
+        node = (0, 1, 0, 1, 2)[turn % 5]
+        answer = server.answer_to(node, f"a{node}", numbers[node])
+        if answer is not None:
+            numbers[node] += 1
+            submit(server, node, answer, number=numbers[node], statistics=())
+        assert torch.equal(server.vector, server._merger.weights)
