@@ -232,6 +232,7 @@ def test_the_last_order_has_no_samples_and_hands_in_what_was_done_ahead() -> Non
     last = work.order(0, 20)
     assert last is not None
     assert (last.number, last.spans, last.steps, last.ahead) == (2, (), 0, 0)
+    assert (first.carried, last.carried) == (0, 10)
     assert work.finish(0, last, 1.0, 0.0) == 10
     assert work.is_over
     assert work.order(0, 30) is None
@@ -406,6 +407,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3)
         spans=SPANS.map(tuple),
         steps=st.integers(0, 9),
         ahead=st.integers(0, 9),
+        carried=st.integers(0, 9),
         done=st.integers(0, 10**12),
         meanwhile=st.integers(0, 10**9),
         holding=RANGES,

@@ -69,6 +69,8 @@ class Order:
         steps: local steps to make of them, before handing in.
         ahead: how many of the samples, the last ones, are for one more step, which a node does
             while what it handed in is under way; it counts with the next order.
+        carried: how many samples of the step ahead before count with this order; a node that
+            has done others drops them, for a service that was started anew hands them out again.
         done: samples in the weights so far, of all nodes.
         meanwhile: samples that all nodes together train during this order.
         holding: the stretches of the data set that the node draws from; empty: all of it.
@@ -79,6 +81,7 @@ class Order:
     spans: tuple[Span, ...]
     steps: int
     ahead: int = 0
+    carried: int = 0
     done: int = 0
     meanwhile: int = 0
     holding: tuple[tuple[int, int], ...] = ()
@@ -339,6 +342,7 @@ class StreamWork:
             # With no samples left, only what was done ahead is still to be handed in.
             steps=max(1, round(count_samples(main) / step)) if main else 0,
             ahead=count_samples(ahead),
+            carried=count_samples(self._carried.get(node, [])),
             done=done,
             meanwhile=trained_meanwhile(self.speeds, node, total),
         )

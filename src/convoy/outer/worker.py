@@ -68,8 +68,13 @@ class Worker:
         self._ahead_done = _Done()
         self._epochs: dict[object, Epoch] = {}
 
-    def take(self, vector: Tensor) -> None:
-        """Go on from the weights that were received, with what a step ahead has changed since."""
+    def take(self, vector: Tensor, order: Order) -> None:
+        """Go on from the weights that came with an order.
+
+        What a step ahead has changed since is added, if the order counts on it.
+        """
+        if order.carried != self._ahead_done.samples:
+            self.forget()
         weights = self.flat.weights
         self._base = vector[:weights]
         if self._ahead is not None:
