@@ -188,6 +188,18 @@ def test_one_node_with_any_rule_is_plain_training(rule: str, every: int) -> None
         assert furthest(team.weights, expected[done - 1]) < 1e-13
 
 
+@pytest.mark.parametrize("rule", ["fedavg", "beat"])
+def test_a_step_ahead_is_in_the_weights_once(rule: str) -> None:
+    """Alone, nothing happens while a submission is under way: it is plain training again."""
+    expected = plain_training(config(), STEPS)
+    team = Team(config(rule=rule, exchange_every=3, overlap=True), [1.0])
+    for number, done in enumerate((2, 5, 8, 11, 14, 17, 20), start=1):
+        team.exchange(number)
+        assert furthest(team.weights, expected[done - 1]) < 1e-13, done
+    assert [shares for (shares,) in team.shares] == [80, 120, 120, 120, 120, 120, 120]
+    assert team.server.totals.count == team.server.done == 800
+
+
 def test_with_a_step_ahead_every_sample_is_counted_once_to_the_end() -> None:
     team = Team(config(exchange_every=3, overlap=True), SPEEDS)
     for number in range(1, 100):
@@ -348,6 +360,10 @@ def test_the_rate_goes_on_within_an_order_as_all_nodes_do() -> None:
     order = Order(1, (Span(0, 0, 30),), steps=3, done=80, meanwhile=120)
     assert [worker._rate(order, number) for number in range(3)] == pytest.approx(
         [schedule.rate(2), schedule.rate(3), schedule.rate(4)]
+    )
+    after = replace(order, steps=2, ahead=10, carried=10)
+    assert [worker._rate(after, number) for number in range(3)] == pytest.approx(
+        [schedule.rate(3), schedule.rate(4), schedule.rate(5)]
     )
 
 

@@ -150,9 +150,12 @@ class Worker:
         )
 
     def _rate(self, order: Order, number: int) -> float:
-        """Return the learning rate of an order's local step: all nodes go on meanwhile."""
+        """Return the learning rate of an order's local step: all nodes go on meanwhile.
+
+        What all of them did ahead is not in the weights yet, but was a step all the same.
+        """
         steps = order.steps + (order.ahead > 0)
-        samples = order.done + order.meanwhile * number / steps
+        samples = order.done + order.meanwhile * (number + (order.carried > 0)) / steps
         return self._job.schedule.rate(samples / self._job.config.batch)
 
     def _batch(self, order: Order, spans: Sequence[Span]) -> Batch:
