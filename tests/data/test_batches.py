@@ -212,3 +212,22 @@ def test_batches_without_keys_are_joined_too() -> None:
     assert isinstance(joined, Batch)
     assert len(joined) == _COUNT
     assert joined.keys is None
+
+
+def test_images_and_labels_that_arrive_during_a_pass_are_part_of_it() -> None:
+    whole = _image_set()
+    here = ImageSet(
+        torch.zeros_like(whole.images_NCHW), torch.zeros_like(whole.labels), whole.classes
+    )
+    mean, std = channel_statistics(whole.images_NCHW)
+    device = torch.device("cpu")
+    arriving, complete = (
+        Batches(images, mean=mean, std=std, device=device) for images in (here, whole)
+    )
+    epochs = [b.epoch(0, seed=0, augmentation=_FULL) for b in (arriving, complete)]
+    wanted = epochs[0].order[5:9]
+    here.images_NCHW[wanted], here.labels[wanted] = whole.images_NCHW[wanted], wanted
+    arriving.refresh(here, wanted)
+    found, expected = (epoch.batch(5, 9) for epoch in epochs)
+    assert torch.equal(found.images_NCHW, expected.images_NCHW)
+    assert torch.equal(found.labels, expected.labels)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from convoy.assembly import Given, make_job
 from convoy.config import Config
 from convoy.data.batches import join_batches
-from convoy.data.images import TrainTest
+from convoy.data.images import ImageSet, TrainTest
 from convoy.data.load import wrap_data
 from convoy.models.dropout import drop_by
 from convoy.monitor.events import EventStream
@@ -409,3 +409,23 @@ def test_the_samples_of_an_order_are_those_it_trains() -> None:
     assert torch.equal(worker.samples_of(order), expected)
     held = Order(2, (Span(4, 0, 5),), steps=1, holding=((10, 20), (0, 3)))
     assert torch.equal(worker.samples_of(held), held_samples(0, SAMPLES, ((10, 20), (0, 3))))
+
+
+def test_samples_that_are_sent_are_trained_as_if_they_had_been_there() -> None:
+    whole = DATA.train
+    blank = ImageSet(
+        torch.zeros_like(whole.images_NCHW), torch.zeros_like(whole.labels), whole.classes
+    )
+    arriving = Worker(job_of(config(), data=replace(DATA, train=blank)), 0)
+    complete = Worker(job_of(config()), 0)
+    start = complete.flat.read()
+    for number, span in enumerate((Span(0, 0, 40), Span(0, 40, 80)), start=1):
+        order = Order(number, (span,), steps=2)
+        wanted = arriving.samples_of(order)
+        blank.images_NCHW[wanted] = whole.images_NCHW[wanted]
+        blank.labels[wanted] = whole.labels[wanted]
+        found = []
+        for worker in (arriving, complete):
+            worker.take(start, order)
+            found.append(worker.run(order)[0])
+        assert torch.equal(*found)

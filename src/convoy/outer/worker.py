@@ -177,11 +177,11 @@ class Worker:
         return self._epochs[key]
 
     def samples_of(self, order: Order) -> Tensor:
-        """Return the numbers of all samples that an order may touch."""
+        """Return the numbers of all samples that an order may touch, in this machine's memory."""
         if order.holding:
             return held_samples(self._job.config.seed, len(self._job.train), order.holding)
         parts = [self._epoch(order, s.epoch).order[s.start : s.stop] for s in order.spans]
-        return torch.cat(parts)
+        return torch.cat(parts).cpu()
 
 
 def pass_order(
