@@ -407,7 +407,8 @@ def test_the_samples_of_an_order_are_those_it_trains() -> None:
     order = Order(1, (Span(0, 290, 300), Span(1, 0, 5)), steps=1)
     expected = torch.cat([epoch_order(0, 0, SAMPLES)[290:], epoch_order(0, 1, SAMPLES)[:5]])
     assert torch.equal(worker.samples_of(order), expected)
-    held = Order(2, (Span(4, 0, 5),), steps=1, holding=((10, 20), (0, 3)))
+    assert worker.samples_of(Order(2, (), steps=0)).tolist() == []
+    held = Order(3, (Span(4, 0, 5),), steps=1, holding=((10, 20), (0, 3)))
     assert torch.equal(worker.samples_of(held), held_samples(0, SAMPLES, ((10, 20), (0, 3))))
 
 

@@ -181,7 +181,7 @@ class Worker:
         if order.holding:
             return held_samples(self._job.config.seed, len(self._job.train), order.holding)
         parts = [self._epoch(order, s.epoch).order[s.start : s.stop] for s in order.spans]
-        return torch.cat(parts).cpu()
+        return torch.cat(parts).cpu() if parts else torch.arange(0)
 
 
 def pass_order(
