@@ -54,3 +54,20 @@ def test_a_damaged_line_in_the_middle_is_told_with_its_number() -> None:
 def test_a_record_that_is_not_there_is_told() -> None:
     with pytest.raises(StorageError, match=r"the record cannot be read.*record.jsonl"):
         list(read_record(PATH))
+
+
+def test_what_follows_a_torn_line_after_a_restart_is_whole() -> None:
+    written(1, 2, 3)
+    PATH.write_bytes(PATH.read_bytes()[:-10])
+    written(4, 5)
+    assert found() == [1, 2, 4, 5]
+    PATH.write_bytes(b'{"event": "su')  # nothing but a torn line
+    written(6)
+    assert found() == [6]
+
+
+def test_bytes_that_are_no_text_are_told() -> None:
+    written(1)
+    PATH.write_bytes(PATH.read_bytes() + b"\xff\xfe\n")
+    with pytest.raises(StorageError, match=r"record.*record.jsonl"):
+        list(read_record(PATH))
