@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from convoy.data.images import ImageSet, make_image_set
 from convoy.monitor.events import Event
+
+# The machines that test are shared: how long an example takes says nothing about the code.
+settings.register_profile("convoy", deadline=None)
+settings.load_profile("convoy")
 
 
 @pytest.fixture(scope="session", autouse=True)

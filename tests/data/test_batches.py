@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from convoy.data.augment import Augmentation
-from convoy.data.batches import Batches
+from convoy.data.batches import Batch, Batches, join_batches
 from convoy.data.images import ImageSet, channel_statistics, make_image_set
 from convoy.randomness import epoch_order, sample_keys
 
@@ -168,3 +168,66 @@ def test_batches_prepared_several_at_once_equal_those_asked_for_one_by_one(
         assert batch.keys is not None
         assert wanted.keys is not None
         assert torch.equal(batch.keys, wanted.keys)
+
+
+def test_a_given_order_decides_who_comes_when_and_each_keeps_its_own_variation() -> None:
+    batches = _batches(_image_set())
+    order = torch.tensor([7, 2, 7, 19])
+    given = batches.epoch(2, seed=1, augmentation=_FULL, order=order).batch(0, 4)
+    assert given.labels.tolist() == [7, 2, 7, 19]
+    usual = batches.epoch(2, seed=1, augmentation=_FULL).batch(0, _COUNT)
+    places = [usual.labels.tolist().index(number) for number in order]
+    assert torch.equal(given.images_NCHW, usual.images_NCHW[places])
+    assert given.keys is not None
+    assert torch.equal(given.keys, sample_keys(1, 2, order))
+
+
+def test_a_given_order_may_be_short_and_is_cut_into_batches() -> None:
+    epoch = _batches(_image_set()).epoch(
+        0, seed=0, augmentation=Augmentation(), order=torch.tensor([3, 1, 4, 15, 9])
+    )
+    assert epoch.order.tolist() == [3, 1, 4, 15, 9]
+    assert [b.labels.tolist() for b in epoch.batches(2)] == [[3, 1], [4, 15], [9]]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_joined_batches_are_the_batch_of_all_their_samples(
+    memory_format: torch.memory_format,
+) -> None:
+    epoch = _batches(_image_set(), memory_format=memory_format).epoch(1, seed=0, augmentation=_FULL)
+    whole = epoch.batch(0, 12)
+    joined = join_batches([epoch.batch(0, 3), epoch.batch(3, 4), epoch.batch(4, 12)])
+    assert torch.equal(joined.images_NCHW, whole.images_NCHW)
+    assert joined.images_NCHW.is_contiguous(memory_format=memory_format)
+    assert torch.equal(joined.labels, whole.labels)
+    assert joined.keys is not None
+    assert whole.keys is not None
+    assert torch.equal(joined.keys, whole.keys)
+    assert join_batches([whole]) is whole
+
+
+def test_batches_without_keys_are_joined_too() -> None:
+    parts = list(_batches(_image_set()).in_order(10))
+    joined = join_batches(parts)
+    assert isinstance(joined, Batch)
+    assert len(joined) == _COUNT
+    assert joined.keys is None
+
+
+def test_images_and_labels_that_arrive_during_a_pass_are_part_of_it() -> None:
+    whole = _image_set()
+    here = ImageSet(
+        torch.zeros_like(whole.images_NCHW), torch.zeros_like(whole.labels), whole.classes
+    )
+    mean, std = channel_statistics(whole.images_NCHW)
+    device = torch.device("cpu")
+    arriving, complete = (
+        Batches(images, mean=mean, std=std, device=device) for images in (here, whole)
+    )
+    epochs = [b.epoch(0, seed=0, augmentation=_FULL) for b in (arriving, complete)]
+    wanted = epochs[0].order[5:9]
+    here.images_NCHW[wanted], here.labels[wanted] = whole.images_NCHW[wanted], wanted
+    arriving.refresh(here, wanted)
+    found, expected = (epoch.batch(5, 9) for epoch in epochs)
+    assert torch.equal(found.images_NCHW, expected.images_NCHW)
+    assert torch.equal(found.labels, expected.labels)

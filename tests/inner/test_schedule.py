@@ -107,5 +107,22 @@ def test_the_rate_is_always_between_zero_and_the_peak(
         warmup_epochs=min(warmup_tenths / 10, float(epochs)),
         gamma=gamma,
     )
-    rate = schedule.rate(int(place * epochs * steps_per_epoch))
-    assert 0 <= rate <= peak * (1 + 1e-12)
+    step = place * epochs * steps_per_epoch
+    for rate in (schedule.rate(int(step)), schedule.rate(step)):
+        assert 0 <= rate <= peak * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0.0, 1.0, 2.5, 8.0])
+def test_between_two_steps_the_rate_is_between_theirs(kind: str, warmup: float) -> None:
+    schedule = _schedule(schedule=kind, warmup_epochs=warmup)
+    for step in range(79):
+        here, there = schedule.rate(step), schedule.rate(step + 1)
+        for part in (0.01, 0.5, 0.99):
+            between = schedule.rate(step + part)
+            assert min(here, there) - 1e-12 <= between <= max(here, there) + 1e-12
+
+
+def test_steps_fall_at_their_very_place_between_two_steps() -> None:
+    schedule = _schedule(schedule="step", warmup_epochs=0.0, milestones=(2.05,), gamma=0.5)
+    assert [schedule.rate(step) for step in (20, 20.4, 20.6, 21)] == [0.4, 0.4, 0.2, 0.2]

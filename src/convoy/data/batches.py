@@ -130,7 +130,6 @@ class Epoch:
         self._samples = samples
         self._augmentation = augmentation
         self._order = order.to(samples.device)
-        self._labels = samples.labels(self._order)
         self._keys = sample_keys(seed, number, self._order)
         self._variation = draw_variation(self._keys, augmentation, samples.shape_chw)
 
@@ -157,7 +156,9 @@ class Epoch:
         """Return the samples from place `start` up to, not including, place `stop`."""
         span = slice(start, stop)
         variation = self._variation.part(span)
-        pixels = self._samples.pixels(self._order[span])
+        numbers = self._order[span]
+        pixels = self._samples.pixels(numbers)
         pixels = shift_and_mirror(pixels, variation, self._augmentation.padding)
         images = cut_out(self._samples.normalise(pixels), variation, self._augmentation.cutout)
-        return Batch(images, self._labels[span], self._keys[span])
+        # Labels are read now, as images are: some may have arrived since the pass began.
+        return Batch(images, self._samples.labels(numbers), self._keys[span])

@@ -38,7 +38,8 @@ class Schedule:
         """
         epoch = step / self.steps_per_epoch
         if epoch < self.warmup_epochs:
-            return self.peak * (step + 1) / math.ceil(self.warmup_epochs * self.steps_per_epoch)
+            steps = math.ceil(self.warmup_epochs * self.steps_per_epoch)
+            return min(self.peak, self.peak * (step + 1) / steps)
         if self.kind == "step":
             return self.peak * self.gamma ** sum(epoch >= mark for mark in self.milestones)
         if self.kind == "cosine":

@@ -6,6 +6,7 @@ and the orders, which is what `convoy replay` shows.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +16,12 @@ from convoy.errors import StorageError
 
 
 class Record:
-    """Appends happenings to a file, each at once."""
+    """Appends happenings to a file, each at once; a last line that was torn by a kill goes."""
 
     def __init__(self, path: Path) -> None:
+        if path.exists():
+            content = path.read_bytes()
+            os.truncate(path, content.rfind(b"\n") + 1)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, kind: str, **values: Any) -> None:
@@ -41,7 +45,7 @@ def read_record(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the happenings of a run; a last line that was torn by a kill is left out."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"the record cannot be read: {error}", got=str(path)) from None
     for number, line in enumerate(lines, start=1):
         if not line:

@@ -162,7 +162,7 @@ class _Node:
         if given.refused:
             self._worker.start_over()
         self._fetch(order)
-        self._worker.take(given.vector)
+        self._worker.take(given.vector, order)
         vector, report = self._worker.run(order)
         self._note_speed(order, report)
         pending = self._exchange.push(given.version, vector, report)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convoy.outer.allocation.idpa import Holding, Mode, allocate, batch_volumes, hand_out
-from convoy.outer.work import Order, Pace, Span, count_samples
+from convoy.outer.work import Order, Pace, Span, count_samples, trained_meanwhile
 
 EVERY_PASS = -1  # as an interval: once for each pass over what a node holds
 
@@ -133,7 +133,7 @@ class HeldWork:
             spans=(span,),
             steps=max(1, -(-count // self._local_batch)),
             done=done,
-            meanwhile=self._meanwhile(node, count),
+            meanwhile=trained_meanwhile(self.speeds, node, count),
             holding=holding,
             coming=coming,
         )
@@ -154,10 +154,6 @@ class HeldWork:
 
     def note_exchange(self, exchange_s: float, step_s: float) -> None:
         """Leave the interval as it was asked for."""
-
-    def _meanwhile(self, node: int, samples: int) -> int:
-        speeds = self.speeds
-        return round(samples * sum(speeds.values()) / speeds[node])
 
     def _hand_out(self) -> None:
         """Hand out the next batch if it is time: everybody has finished a pass since the last."""
@@ -193,11 +189,12 @@ class HeldWork:
 
     def state(self) -> dict[str, Any]:
         """Return what must be known to go on: after that, everything is handed out anew."""
-        return {"finished": self._finished}
+        return {"finished": self._finished, "nodes": len(self._nodes)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Go on from such a state; the nodes that were there then are waited for."""
         self._finished = state["finished"]
+        self._expect = max(1, state["nodes"])
 
 
 def _first(ranges: Sequence[range], count: int) -> list[range]:

@@ -117,8 +117,11 @@ class Merger(Generic[Weights]):
         self.version, self.memory, self._buffered = version, memory, list(buffered)
 
     def flush(self, now: float = 0.0) -> None:
-        """Merge what was answered and has not been merged yet: no more will come."""
-        if self._buffered:
+        """Merge what was answered and has not been merged yet: no more will come.
+
+        Where somebody waits for an answer, the merge that it waits for takes in all of it.
+        """
+        if self._buffered and not self._waiting:
             self._merge([], now)
 
     def _advance(self, now: float) -> list[Reply[Weights]]:

@@ -142,7 +142,7 @@ class ParameterServer:
             rule, vector[:weights].clone(), first_version=first_version, bound=bound, window=window
         )
         self._gate = Gate()
-        self._joined: tuple[tuple[int, ...], Tensor] | None = None
+        self._joined: tuple[tuple[Tensor, Tensor], Tensor] | None = None
         self._known: dict[int, tuple[str, int]] = {}  # of before the service was lost
         self.done = 0
         self.totals = Totals()
@@ -157,9 +157,13 @@ class ParameterServer:
     @property
     def vector(self) -> Tensor:
         """Return weights and statistics; the same tensor until one of them changes."""
-        parts = (self._merger.weights, self._statistics)
-        if self._joined is None or self._joined[0] != tuple(map(id, parts)):
-            self._joined = (tuple(map(id, parts)), torch.cat(parts))
+        return self._vector_of(self._merger.weights)
+
+    def _vector_of(self, weights: Tensor) -> Tensor:
+        """Return some version's weights with the statistics; the last one made is remembered."""
+        parts = (weights, self._statistics)
+        if self._joined is None or not _are_same(self._joined[0], parts):
+            self._joined = (parts, torch.cat(parts))
         return self._joined[1]
 
     @property
@@ -323,7 +327,7 @@ class ParameterServer:
             member.answer = Answer(
                 number=member.number,
                 version=reply.version,
-                vector=self.vector,
+                vector=self._vector_of(reply.weights),
                 order=member.order,
                 is_over=self.is_over,
                 refused=refused,
@@ -411,6 +415,10 @@ class ParameterServer:
         self._gate.refused.update(values["refused"])
         self.totals.loss, self.totals.correct, self.totals.count = values["sums"]
         self._known = {int(n): (name, number) for n, (name, number) in values["numbers"].items()}
+
+
+def _are_same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+    return one[0] is other[0] and one[1] is other[1]
 
 
 def _norm(vector: Tensor) -> float:

@@ -134,5 +134,5 @@ def _make_work(config: Config, plan: ServicePlan, samples: int, nodes: int, done
         expect=nodes,
         sent=config.stream_data,
     )
-    held.restore({"finished": done})
+    held.restore({"finished": done, "nodes": nodes})
     return held

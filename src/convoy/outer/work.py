@@ -69,6 +69,8 @@ class Order:
         steps: local steps to make of them, before handing in.
         ahead: how many of the samples, the last ones, are for one more step, which a node does
             while what it handed in is under way; it counts with the next order.
+        carried: how many samples of the step ahead before count with this order; a node that
+            has done others drops them, for a service that was started anew hands them out again.
         done: samples in the weights so far, of all nodes.
         meanwhile: samples that all nodes together train during this order.
         holding: the stretches of the data set that the node draws from; empty: all of it.
@@ -79,6 +81,7 @@ class Order:
     spans: tuple[Span, ...]
     steps: int
     ahead: int = 0
+    carried: int = 0
     done: int = 0
     meanwhile: int = 0
     holding: tuple[tuple[int, int], ...] = ()
@@ -129,6 +132,11 @@ class Pace:
     def speed(self) -> float:
         """Return samples per second."""
         return 1 / self.time_s if self.time_s else self._guess
+
+
+def trained_meanwhile(speeds: Mapping[int, float], node: int, samples: int) -> int:
+    """Return how many samples all nodes train while one of them trains some."""
+    return round(samples * sum(speeds.values()) / speeds[node]) if speeds[node] else samples
 
 
 class Work(Protocol):
@@ -334,8 +342,9 @@ class StreamWork:
             # With no samples left, only what was done ahead is still to be handed in.
             steps=max(1, round(count_samples(main) / step)) if main else 0,
             ahead=count_samples(ahead),
+            carried=count_samples(self._carried.get(node, [])),
             done=done,
-            meanwhile=self._meanwhile(node, total),
+            meanwhile=trained_meanwhile(self.speeds, node, total),
         )
 
     def _local_batch(self, node: int) -> int:
@@ -345,10 +354,6 @@ class StreamWork:
         weights = [self._paces[n].speed for n in nodes]
         shares = apportion(weights, self._terms.batch, self._terms.min_share)
         return max(self._terms.min_share, shares[nodes.index(node)])
-
-    def _meanwhile(self, node: int, samples: int) -> int:
-        speeds = self.speeds
-        return round(samples * sum(speeds.values()) / speeds[node]) if speeds[node] else samples
 
     def finish(self, node: int, order: Order, busy_s: float, exchange_s: float) -> int:
         """Note that an order's samples, but for the step ahead, are in the weights."""

@@ -68,8 +68,13 @@ class Worker:
         self._ahead_done = _Done()
         self._epochs: dict[object, Epoch] = {}
 
-    def take(self, vector: Tensor) -> None:
-        """Go on from the weights that were received, with what a step ahead has changed since."""
+    def take(self, vector: Tensor, order: Order) -> None:
+        """Go on from the weights that came with an order.
+
+        What a step ahead has changed since is added, if the order counts on it.
+        """
+        if order.carried != self._ahead_done.samples:
+            self.forget()
         weights = self.flat.weights
         self._base = vector[:weights]
         if self._ahead is not None:
@@ -145,9 +150,12 @@ class Worker:
         )
 
     def _rate(self, order: Order, number: int) -> float:
-        """Return the learning rate of an order's local step: all nodes go on meanwhile."""
+        """Return the learning rate of an order's local step: all nodes go on meanwhile.
+
+        What all of them did ahead is not in the weights yet, but was a step all the same.
+        """
         steps = order.steps + (order.ahead > 0)
-        samples = order.done + order.meanwhile * number / steps
+        samples = order.done + order.meanwhile * (number + (order.carried > 0)) / steps
         return self._job.schedule.rate(samples / self._job.config.batch)
 
     def _batch(self, order: Order, spans: Sequence[Span]) -> Batch:
@@ -169,11 +177,11 @@ class Worker:
         return self._epochs[key]
 
     def samples_of(self, order: Order) -> Tensor:
-        """Return the numbers of all samples that an order may touch."""
+        """Return the numbers of all samples that an order may touch, in this machine's memory."""
         if order.holding:
             return held_samples(self._job.config.seed, len(self._job.train), order.holding)
         parts = [self._epoch(order, s.epoch).order[s.start : s.stop] for s in order.spans]
-        return torch.cat(parts)
+        return torch.cat(parts).cpu() if parts else torch.arange(0)
 
 
 def pass_order(

@@ -136,8 +136,10 @@ def _value(name: str, text: str, hint: Any) -> Any:  # noqa: ANN401 - of the opt
         return text
     try:
         value = hint(text)
-    except ValueError:
-        raise ConfigError(f"'{name}' must be a number", got=text) from None
-    if not math.isfinite(value) or value < 0:
-        raise ConfigError(f"'{name}' is out of range", got=text, allowed="0 or more")
+        is_usable = math.isfinite(value) and value >= 0
+    except (ValueError, OverflowError):
+        is_usable = False
+    if not is_usable:
+        kind = "a whole number" if hint is int else "a number"
+        raise ConfigError(f"'{name}' must be {kind}", got=text, allowed="0 or more")
     return value
