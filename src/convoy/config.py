@@ -99,6 +99,12 @@ class Config:
         group="Nodes",
         on_resume=True,
     )
+    links: tuple[float, ...] = option(
+        (),
+        "Emulate a network link of so many Mbit/s for each emulated node: 100,100.",
+        group="Nodes",
+        on_resume=True,
+    )
     speed_changes: str | None = option(
         None,
         "Change emulated speeds in mid-run: 1:0.2@30 gives node 1 speed 0.2 after 30 s.",
@@ -360,6 +366,7 @@ def _check_nodes(config: Config) -> None:
     counts = {
         "nodes": max(config.nodes, 0),
         "speeds": len(config.speeds),
+        "links": len(config.links),
         "devices": len(config.devices.split(",")) if config.devices else 0,
         "shares": len(config.shares),
     }
@@ -376,6 +383,8 @@ def _check_nodes(config: Config) -> None:
     if any(speed <= 0 for speed in config.speeds) or len(config.speeds) > _NODES_AT_MOST:
         allowed = f"at most {_NODES_AT_MOST} numbers above 0"
         raise ConfigError("'speeds' are out of range", got=config.speeds, allowed=allowed)
+    if config.links and not config.speeds:
+        raise ConfigError("'links' needs emulated nodes", hint="Give --speeds.")
     if config.speed_changes and not config.speeds:
         raise ConfigError("'speed_changes' needs emulated nodes", hint="Give --speeds.")
     if config.strategy == "single" and max(given.values(), default=1) > 1:

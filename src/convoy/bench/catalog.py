@@ -44,6 +44,14 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.lopsided:bench_lopsided",
             "one fast node among very slow ones against the fast node alone",
         ),
+        "bpt": Entry(
+            "convoy.bench.bpt:bench_bpt",
+            "BPT-CNN's own claims on four unequal nodes: IDPA or uniform, AGWU or SGWU",
+        ),
+        "slowlink": Entry(
+            "convoy.bench.slowlink:bench_slowlink",
+            "time to 85 % over links of 100 Mbit/s: parameter service, lockstep and DDP",
+        ),
         "rules": Entry(
             "convoy.bench.rules:bench_rules",
             "what every update rule learns in the same time, in virtual time on a GPU",

@@ -32,8 +32,8 @@ def bench_tta(*, quick: bool, tell: Callable[[str], None], data_dir: Path | None
         load_data(config, untracked)  # so that the cache is warm, and a missing file is told now
         with Lab(SPEEDS) as lab:
             curve = train_ddp(config, apportion([1.0] * len(SPEEDS), config.batch), lab)
-        theirs += (_time_to(target, curve, "DDP"),)
-        ours += (_time_to(target, _our_curve(config), "lockstep"),)
+        theirs += (time_to(target, curve, "DDP"),)
+        ours += (time_to(target, _our_curve(config), "lockstep"),)
         tell(f"seed {seed}: lockstep {ours[-1]:.1f} s, DDP {theirs[-1]:.1f} s to {target:.0%}")
     task = f"{config.model} on Fashion-MNIST to {target:.0%}"
     rows = (
@@ -70,7 +70,8 @@ def _our_curve(config: Config) -> list[tuple[float, float]]:
     return [(record.seconds, record.test_accuracy) for record in run.history]
 
 
-def _time_to(target: float, curve: list[tuple[float, float]], system: str) -> float:
+def time_to(target: float, curve: list[tuple[float, float]], system: str) -> float:
+    """Return the seconds after which a curve reaches a target."""
     for seconds, accuracy in curve:
         if accuracy >= target:
             return seconds

@@ -11,6 +11,7 @@ from convoy.cli.bench import bench
 from convoy.cli.doctor import doctor
 from convoy.cli.join import join
 from convoy.cli.lead import lead
+from convoy.cli.replay import replay
 from convoy.cli.runs import runs
 from convoy.cli.slurm import slurm
 from convoy.cli.train import train
@@ -27,6 +28,7 @@ app.command(lead)
 app.command(join)
 app.command(slurm)
 app.command(runs)
+app.command(replay)
 app.command(bench)
 app.command(doctor)
 

@@ -13,10 +13,11 @@ import torch
 
 from convoy.assembly import Given
 from convoy.config import Config
-from convoy.errors import ConfigError
+from convoy.errors import ConfigError, EnvironmentProblem
 from convoy.inner.arithmetic import choose_device
 from convoy.inner.probe import measure
 from convoy.launch.lab import check_speeds, parse_speed_changes
+from convoy.launch.links import Links, check_rates
 from convoy.machine import usable_cores
 from convoy.outer.crew import Crew, Serving
 from convoy.outer.job import Job
@@ -55,6 +56,11 @@ def check_crew(config: Config, *, serving: bool) -> None:
     check_service(config, max(1, nodes))
     if config.speeds:
         check_speeds(config.speeds)
+    if config.links:
+        check_rates(config.links)
+        missing = Links.available()
+        if missing is not None:
+            raise EnvironmentProblem("links cannot be emulated here", hint=missing)
     for change in parse_speed_changes(config.speed_changes) if config.speed_changes else ():
         if change.node >= len(config.speeds):
             raise ConfigError(

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from convoy.config import Config
 from convoy.errors import ConvoyError, Interrupted, NotEnoughNodes
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.lab import Lab, parse_speed_changes
+from convoy.launch.links import Links
 from convoy.launch.local import LocalNodes
 from convoy.launch.node import Order, model_digest
 from convoy.launch.roster import NodeRecord, Roster, summarise_nodes
@@ -42,7 +44,8 @@ class Lead:
     def __init__(self, job: Job, crew: Crew, stack: ExitStack) -> None:
         self._job = job
         self._crew = crew
-        self._host = crew.serving.host
+        self._links = stack.enter_context(Links(job.config.links)) if job.config.links else None
+        self._host = self._links.lead_address if self._links else crew.serving.host
         self._model_digest = model_digest(job.model)
         self._roster = Roster()
         job.describe_nodes = lambda: summarise_nodes(self._roster)
@@ -56,7 +59,7 @@ class Lead:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._begin(stack)
         self._server = LeadServer(
-            crew.serving,
+            replace(crew.serving, host=self._host),
             self._inbox,
             lambda: self._state,
             len(self._state) * 2 + _STATE_SLACK,
@@ -130,6 +133,7 @@ class Lead:
                 threads=crew.threads,
                 model=crew.model,
                 data=crew.data,
+                namespace=self._links.namespace(slot) if self._links else None,
             )
             for slot, device in enumerate(crew.devices)
         ]
@@ -167,6 +171,9 @@ class Lead:
     def _announce(self) -> None:
         if self._lab is not None:
             self._tell(f"emulating {len(self._lab.speeds)} nodes by {self._lab.mechanism}")
+        if self._links is not None:
+            rates = ", ".join(f"{rate:g}" for rate in self._job.config.links)
+            self._tell(f"emulating links of {rates} Mbit/s by network namespaces")
         if self._crew.serving.open_to_others:
             tls = self._crew.serving.tls
             how = f", with --certificate and a copy of {tls.path}" if tls and tls.path else ""

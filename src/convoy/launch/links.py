@@ -30,7 +30,7 @@ class Links:
     """One link for each node, while it is entered as a context; a rate of None is no limit."""
 
     def __init__(self, rates_mbit: Sequence[float | None]) -> None:
-        _check_rates(rates_mbit)
+        check_rates(rates_mbit)
         self._rates_mbit = list(rates_mbit)
         # The process number lets a later run see whose leftovers may be removed. Names of cards
         # have 15 characters at most.
@@ -144,7 +144,8 @@ def _setns(handle: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def _check_rates(rates_mbit: Sequence[float | None]) -> None:
+def check_rates(rates_mbit: Sequence[float | None]) -> None:
+    """Refuse rates that no link can have."""
     if not 1 <= len(rates_mbit) <= _MOST_NODES:
         raise ConfigError(
             "wrong number of links", got=len(rates_mbit), allowed=f"1 to {_MOST_NODES}"

@@ -77,7 +77,7 @@ class ParameterShell:
         self._closing = False
         self._open = False
         self._shared: dict[str, SharedVectors] = {}
-        self._received, self._sent = 0, 0
+        self._moved = 0  # bytes of vectors, in shared memory too
         self._decode_failures = 0
         self._threads = [
             threading.Thread(target=target, daemon=True) for target in (self._tick, self._keep)
@@ -107,6 +107,7 @@ class ParameterShell:
             self._closing = True
             self._changed.notify_all()
         self._threads[1].join()
+        self._record.write("end", **self._fingerprint())
         self._grpc.stop(grace=0.5).wait()
         for name in self._shared:
             remove(name)
@@ -212,11 +213,12 @@ class ParameterShell:
         if push.coding == "shared":
             if shared is None:
                 raise DamagedError("it names no shared memory")
+            self._moved += shared.bytes_each
             return shared.up.clone()
         arriving = Arriving(self._size, self._dtype, _coding(push))
         for message in messages:
             arriving.add(message.data)
-            self._received += len(message.data)
+            self._moved += len(message.data)
         return arriving.vector(push.checksum)
 
     def _happen(self, push: wire.Push, vector: Tensor | None) -> None:
@@ -283,6 +285,7 @@ class ParameterShell:
         )
         if shared is not None:
             shared.down.copy_(answer.vector)
+            self._moved += shared.bytes_each
             told.coding = "shared"
             yield wire.Down(told=told)
             return
@@ -293,7 +296,7 @@ class ParameterShell:
         told.coding, told.length, told.checksum = "full", len(block), checksum(block)
         yield wire.Down(told=told)
         for piece in cut(block):
-            self._sent += len(piece)
+            self._moved += len(piece)
             yield wire.Down(data=piece)
 
     # ------------------------------------------------------------ the lead
@@ -344,8 +347,7 @@ class ParameterShell:
             "totals": asdict(server.totals),
             "refused": dict(server.refused),
             "undecodable": self._decode_failures,
-            "received_bytes": self._received,
-            "sent_bytes": self._sent,
+            "moved_bytes": self._moved,
             "problem": self._problem,
         }
 
@@ -384,7 +386,7 @@ class ParameterShell:
                     return
                 changes, version = self._changes, self._server.version
                 state = self._server.state()
-                self._record.write("saved", version=version)
+                self._record.write("saved", **self._fingerprint())
             last = time.monotonic()
             try:
                 self._keeper.write(*state)
@@ -397,6 +399,15 @@ class ParameterShell:
                 self._changed.notify_all()
             if problem:
                 time.sleep(_STILL_HERE_S)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Return what tells the state of this moment from any other."""
+        server = self._server
+        return {
+            "version": server.version,
+            "done": server.done,
+            "checksum": checksum(encoded(server.vector, "full")),
+        }
 
     def _is_due(self, last: float) -> bool:
         if self._closing:

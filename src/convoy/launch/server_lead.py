@@ -23,6 +23,7 @@ from convoy.launch import wire_pb2 as wire
 from convoy.launch.lead import Lead
 from convoy.launch.roster import NodeRecord, summarise_nodes
 from convoy.launch.samples import SampleServer
+from convoy.launch.server_node import EVERYTHING_IS_TRAINED
 from convoy.launch.service_process import ServiceLostError, ServiceOrder, ServiceProcess
 from convoy.monitor.events import NodesEvent, StepEvent, WarningEvent
 from convoy.outer.crew import Crew
@@ -90,6 +91,7 @@ class ServerLead(Lead):
         self._service.open()
         self._standing: dict[str, Any] = {}
         self._testing = False
+        self._is_trained = False  # nodes have heard that there is nothing left to do
         self._epoch_sums = (0.0, 0, 0)
         self._looked_at, self._told_at, self._told_done = time.monotonic(), 0.0, 0
         self._told: dict[str, dict[str, float]] = {}
@@ -123,8 +125,7 @@ class ServerLead(Lead):
             "duplicates": totals.get("duplicates", 0),
             "refused": self._standing.get("refused", {}),
             "service_restarts": self._service.restarts,
-            "service_bytes": self._standing.get("received_bytes", 0)
-            + self._standing.get("sent_bytes", 0),
+            "weight_bytes": self._standing.get("moved_bytes", 0),
             "sample_bytes": self._samples.sent_bytes,
         }
 
@@ -154,6 +155,12 @@ class ServerLead(Lead):
     def _note_done(self, node: NodeRecord, done: wire.Done) -> None:
         super()._note_done(node, done)
         self._note_lost(node)
+        self._is_trained = self._is_trained or done.reason == EVERYTHING_IS_TRAINED
+
+    def _watch_numbers(self) -> None:
+        """Give up where there are too few nodes, unless there is nothing left to train."""
+        if not self._is_trained and not self._stopping:
+            super()._watch_numbers()
 
     def _watch_silence(self) -> None:
         """Lose nodes that give no sign of life: whatever they still do is refused."""
@@ -201,7 +208,7 @@ class ServerLead(Lead):
         self._standing = values
         progress, config = self._job.progress, self._job.config
         now = time.monotonic()
-        if self._formed and values["done"] > progress.samples:
+        if self._formed:
             progress.train_seconds += now - self._looked_at
             progress.seconds += now - self._looked_at
         self._looked_at = now

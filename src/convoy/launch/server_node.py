@@ -27,6 +27,7 @@ from convoy.outer.server import BehindError, Report
 from convoy.outer.work import Order as Work
 from convoy.outer.worker import Worker, held_samples
 
+EVERYTHING_IS_TRAINED = "everything is trained"
 _ASK_AGAIN_S = 0.2  # where there is nothing to do for now
 
 
@@ -138,7 +139,7 @@ class _Node:
                 given = self._exchange.pull()
                 continue
             given = self._do(given, given.order)
-        return "everything is trained"
+        return EVERYTHING_IS_TRAINED
 
     def _do(self, given: Given, order: Work) -> Given:
         if given.refused:

@@ -25,6 +25,7 @@ class SharedVectors:
     Attributes:
         name: by which the other side opens it.
         up, down: what the node hands in, and what it is given.
+        bytes_each: of each of them.
     """
 
     def __init__(self, name: str, handle: int, size: int, dtype: torch.dtype) -> None:
@@ -34,6 +35,7 @@ class SharedVectors:
         os.close(handle)
         both = torch.frombuffer(self._map, dtype=dtype)
         self.up, self.down = both[:size], both[size:]
+        self.bytes_each = size * dtype.itemsize
 
     @classmethod
     def make(cls, size: int, dtype: torch.dtype) -> "SharedVectors | None":

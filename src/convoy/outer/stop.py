@@ -20,6 +20,12 @@ class Stop(Protocol):
         ...
 
 
+class NeverStop:
+    """Nobody asks to stop."""
+
+    requested = False
+
+
 class StopRequest:
     """Remembers that someone asked to stop, while it is entered as a context."""
 

@@ -54,6 +54,11 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
+    def record(self) -> Path:
+        """Return the file of what happened to the parameter service, where there is one."""
+        return self.path / "record.jsonl"
+
+    @property
     def summary(self) -> Path:
         """Return the file that says how the run ended."""
         return self.path / "summary.json"

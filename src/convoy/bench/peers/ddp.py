@@ -33,6 +33,7 @@ from convoy.data.load import load_data
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.optimizer import make_optimizer
 from convoy.inner.schedule import make_schedule
+from convoy.launch.links import Links, enter_namespace
 from convoy.models.zoo import build_model
 from convoy.outer.single import evaluate
 from convoy.tracking import untracked
@@ -42,19 +43,19 @@ _LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
-def open_store() -> Iterator[str]:
-    """Serve a store on loopback only; gives its address."""
-    with socket.create_server((_LOOPBACK, 0)) as listener:
+def open_store(host: str = _LOOPBACK) -> Iterator[str]:
+    """Serve a store on one address only; gives it with the port."""
+    with socket.create_server((host, 0)) as listener:
         port = listener.getsockname()[1]
         # Without a bound socket of ours the store would listen on all interfaces. It closes it.
         store = TCPStore(
-            _LOOPBACK,
+            host,
             port,
             is_master=True,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-    yield f"{_LOOPBACK}:{port}"
+    yield f"{host}:{port}"
     del store
 
 
@@ -66,9 +67,9 @@ def _meet(num_nodes: int) -> Iterator[str]:
 
 
 @contextmanager
-def group(address: str, node: int, num_nodes: int) -> Iterator[None]:
-    """Be in torch's default process group."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def group(address: str, node: int, num_nodes: int, card: str = "lo") -> Iterator[None]:
+    """Be in torch's default process group, by one network card."""
+    os.environ["GLOO_SOCKET_IFNAME"] = card
     host, port = address.split(":")
     store = TCPStore(host, int(port), is_master=False, timeout=_TIMEOUT)
     distributed.init_process_group(
@@ -125,7 +126,9 @@ ORACLE = Peer(lockstep=True, meet=_meet, join=_join_oracle)
 Curve = list[tuple[float, float]]  # after each epoch: training seconds so far, test accuracy
 
 
-def train_ddp(config: Config, shares: Sequence[int], lab: Slots | None) -> Curve:
+def train_ddp(
+    config: Config, shares: Sequence[int], lab: Slots | None, links: Links | None = None
+) -> Curve:
     """Train as a config says, until its target accuracy or its last epoch.
 
     Network, order and variation of the images, optimizer and schedule are those of a run of
@@ -135,10 +138,12 @@ def train_ddp(config: Config, shares: Sequence[int], lab: Slots | None) -> Curve
         config: the run; where it leaves precision or layout open, fp32 and channels_last.
         shares: how many samples of a batch each node takes.
         lab: slows the nodes down as soon as they have read their data.
+        links: the networks that the nodes live in; None: loopback.
     """
     assert sum(shares) == config.batch, "the shares do not add up to the batch"
-    with open_store() as address:
-        given = [(config, tuple(shares), node, address) for node in range(len(shares))]
+    with open_store(links.lead_address if links is not None else _LOOPBACK) as address:
+        spaces = [links.namespace(n) if links is not None else None for n in range(len(shares))]
+        given = [(config, tuple(shares), n, address, space) for n, space in enumerate(spaces)]
         with Crew(_train_node, given) as crew:
             crew.receive()
             crew.place(lab)
@@ -148,9 +153,16 @@ def train_ddp(config: Config, shares: Sequence[int], lab: Slots | None) -> Curve
 
 
 def _train_node(
-    link: Link, config: Config, shares: tuple[int, ...], node: int, address: str
+    link: Link,
+    config: Config,
+    shares: tuple[int, ...],
+    node: int,
+    address: str,
+    namespace: str | None,
 ) -> None:
-    with group(address, node, len(shares)):
+    if namespace is not None:
+        enter_namespace(namespace)
+    with group(address, node, len(shares), "lo" if namespace is None else "eth0"):
         training = _Training(config, shares, node)
         training.warm_up()
         link.send("ready")
