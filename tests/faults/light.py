@@ -381,12 +381,18 @@ class Child:
         kills: how often it was killed.
         resumed_s: from each kill until the service was serving again.
         announced: the newest version that it said was durable.
+        lost: of each kill, how many submissions it took that had been acknowledged.
     """
 
-    def __init__(self, submissions: int = 2000, *, nodes: int = 4, **options: Any) -> None:
+    def __init__(
+        self, submissions: int, history: History, *, nodes: int = 4, **options: Any
+    ) -> None:
         self.config = make_config(nodes=nodes, **options)
         self.samples, self.nodes = submissions * LOCAL_BATCH, nodes
         self.record = Path("record.jsonl")
+        self._history = history
+        self.lost: list[int] = []
+        self._missing: set[int] = set()
         self.kills, self.announced = 0, 0
         self.resumed_s: list[float] = []
         self.faults: list[str] = []
@@ -480,6 +486,7 @@ class Child:
                 assert time.monotonic() - since < 5, "the kill did not kill"
                 time.sleep(0.005)
             self.died[how] += 1
+            self._note_lost()
             if self._process.version < self.announced:
                 told = f"back at {self._process.version}, {self.announced} was told to be durable"
                 self.faults.append(told)
@@ -487,6 +494,13 @@ class Child:
                 self._process.admit(node, incarnation, speed)
             self._process.open()
             self.resumed_s.append(time.monotonic() - since)
+
+    def _note_lost(self) -> None:
+        """Compare what clients were told with the weights, before anybody is served again."""
+        _, weights = self._process.weights(0)
+        missing = set(self._history.acknowledged) - set(marks_in(weights))
+        self.lost.append(len(missing - self._missing))
+        self._missing |= missing
 
 
 def wait_until(holds: Callable[[], object], what: str, limit_s: float = 30.0) -> float:

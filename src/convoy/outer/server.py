@@ -235,9 +235,9 @@ class ParameterServer:
             self._tell([self._merger.join(node, now)], now)
 
     def is_known(self, node: int, number: int) -> bool:
-        """Tell whether a submission was taken in before."""
+        """Tell whether a submission was taken in before: to ask again changes nothing."""
         member = self.members[node]
-        return member.number == number
+        return member.number == number and member.answer is not None
 
     def submit(
         self,
