@@ -261,10 +261,9 @@ class ParameterShell:
         while context.is_active():
             with self._changed:
                 answer = self._server.answer_to(push.node, push.incarnation, push.number)
-                if answer is not None and self._journal:
+                if answer is not None:
                     target = self._changes if target is None else target
-                    if self._durable < target and not self._problem:
-                        answer = None
+                    answer = answer if self._may_tell(answer, target) else None
                 if answer is None:
                     self._changed.wait(_STILL_HERE_S)
             if answer is not None:
@@ -273,6 +272,14 @@ class ParameterShell:
             if time.monotonic() - told_at > _STILL_HERE_S:
                 told_at = time.monotonic()
                 yield wire.Down(wait=wire.Done())
+
+    def _may_tell(self, answer: Answer, target: int) -> bool:
+        """Tell whether no more than is allowed would be lost with the service after an answer."""
+        if self._problem:  # a full disk does not stop the training
+            return True
+        if self._journal or answer.is_over:  # who hears that it is over does not come back
+            return self._durable >= target
+        return answer.version - self._durable_version <= self._write_every
 
     def _told(self, answer: Answer, shared: SharedVectors | None) -> Iterator[wire.Down]:
         told = wire.Told(
@@ -395,7 +402,8 @@ class ParameterShell:
                 problem = f"the service's state could not be written: {error}"
             with self._changed:
                 self._problem = problem
-                self._durable, self._durable_version = changes, version
+                self._durable = changes
+                self._durable_version = self._durable_version if problem else version
                 self._changed.notify_all()
             if problem:
                 time.sleep(_STILL_HERE_S)
@@ -414,9 +422,10 @@ class ParameterShell:
             return True
         if self._changes == self._durable:
             return False
-        if self._journal:
+        if self._journal or self._server.is_over:
             return True
-        many = self._server.version - self._durable_version >= self._write_every
+        # Half of what may be lost: nobody has to wait for the disk, unless it is slow.
+        many = self._server.version - self._durable_version >= max(1, self._write_every // 2)
         return many or time.monotonic() - last > _IDLE_WRITE_S
 
 
