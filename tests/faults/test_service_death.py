@@ -7,9 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from tests.faults.history import History
-from tests.faults.light import SIZE, Child, Client, find_all_faults, running, wait_until
+from convoy.outer.server import BehindError, Report
+from convoy.outer.service_plan import make_server
+from tests.faults.history import History, find_faults, marks_in
+from tests.faults.light import (
+    SIZE,
+    SPEED,
+    Child,
+    Client,
+    find_all_faults,
+    make_config,
+    running,
+    wait_until,
+)
 
 KILLS = 20
 
@@ -20,9 +32,11 @@ def draw_seed() -> int:
     return seed
 
 
-def kill_again_and_again(child: Child, history: History, draw: random.Random) -> None:
+def kill_again_and_again(
+    child: Child, history: History, draw: random.Random, kills: int = KILLS
+) -> None:
     """Kill the service at random moments while clients hand in."""
-    for _ in range(KILLS):
+    for _ in range(kills):
         told = len(history.acknowledged)
         wait_until(lambda: len(history.acknowledged) > told, "somebody is served", 10)  # noqa: B023
         until = time.monotonic() + draw.uniform(0.0, 0.25)
@@ -34,7 +48,7 @@ def kill_again_and_again(child: Child, history: History, draw: random.Random) ->
 def tell(child: Child) -> None:
     longest, typical = max(child.resumed_s), statistics.median(child.resumed_s)
     print(f"{child.kills} kills; served again after {typical:.2f} s, at most {longest:.2f} s")
-    print(f"acknowledged and lost, by kill: {child.lost}")
+    print(f"acknowledged and not in the weights, by kill: {child.lost}")
 
 
 @pytest.mark.parametrize(
@@ -80,3 +94,66 @@ def test_who_heard_that_all_is_trained_need_not_come_back() -> None:
         assert child.lost == [0]
         assert child.standing()["over"]
         assert find_all_faults(child, history, child.samples) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rule": "mean"}, {"rule": "beat"}, {"staleness_bound": 3}],
+    ids=["mean", "beat", "bound"],
+)
+def test_who_waited_for_others_when_the_service_died_is_not_told_that_it_is_merged(
+    options: dict[str, Any],
+) -> None:
+    draw, kills = random.Random(draw_seed()), 8
+    history = History(SIZE)
+
+    def pace(slowness: int) -> Callable[[], float]:
+        return lambda: draw.uniform(0.0, 0.02) * slowness if child.kills < kills else 0.0
+
+    with Child(600, history, durability="journal", **options) as child:
+        clients = [Client(child, history, n, pause_s=pace(1 + 3 * (n == 3))) for n in range(4)]
+        with running(clients):
+            kill_again_and_again(child, history, draw, kills)
+            for client in clients:
+                client.join(60)
+        tell(child)
+        assert child.died == {"killed by signal 9": kills}
+        assert child.faults == []
+        _, weights = child.weights()
+        applied = dict.fromkeys(marks_in(weights), 1.0)  # of means, only a part arrives
+        assert find_faults(history, applied) == []
+        assert child.story().find_faults(child.samples, 1) == []
+
+
+@pytest.mark.parametrize("rule", ["mean", "beat"])
+def test_a_submission_that_waits_is_not_known_to_a_service_that_was_lost(rule: str) -> None:
+    config = make_config(nodes=2, rule=rule)
+    server, again = (make_server(config, torch.zeros(4), 4, 100, 2) for _ in range(2))
+    for node in range(2):
+        server.admit(node, "x", SPEED, 0.0)
+        server.pull(node, "x", 0, 0.0)
+    handed_in = (0, "x", 1, 1, torch.ones(4), Report(5))
+    server.submit(*handed_in, 1.0)
+    assert server.version == 1  # it waits for the other
+    again.restore(*server.state())
+    again.admit(0, "x", SPEED, 2.0)
+    with pytest.raises(BehindError):
+        again.submit(*handed_in, 2.0)
+
+
+def test_what_was_handed_in_is_known_after_two_deaths_in_a_row() -> None:
+    config = make_config(nodes=2)
+    server, again, third = (make_server(config, torch.zeros(4), 4, 100, 2) for _ in range(3))
+    for node in range(2):
+        server.admit(node, "x", SPEED, 0.0)
+        server.pull(node, "x", 0, 0.0)
+    handed_in = (1, "x", 1, 1, torch.ones(4), Report(5))
+    server.submit(*handed_in, 1.0)
+    again.restore(*server.state())
+    again.admit(0, "x", SPEED, 2.0)  # it dies before it has heard of the other
+    third.restore(*again.state())
+    for node in range(2):
+        third.admit(node, "x", SPEED, 3.0)
+    third.submit(*handed_in, 3.0)
+    assert third.answer_to(1, "x", 1) is not None
+    assert third.version == 2
