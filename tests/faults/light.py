@@ -378,7 +378,7 @@ class Child:
     """The service as a process, with a lead that starts it again and names its nodes.
 
     Attributes:
-        kills: how often it was killed.
+        kills: how often it was killed; `killed_early`: before it had started.
         resumed_s: from each kill until the service was serving again.
         announced: the newest version that it said was durable.
         lost: of each kill, how many submissions it took that had been acknowledged.
@@ -393,7 +393,7 @@ class Child:
         self._history = history
         self.lost: list[int] = []
         self._missing: set[int] = set()
-        self.kills, self.announced = 0, 0
+        self.kills, self.killed_early, self.announced = 0, 0, 0
         self.resumed_s: list[float] = []
         self.faults: list[str] = []
         self.died: Counter[str] = Counter()
@@ -478,15 +478,29 @@ class Child:
         self.kills += 1
         self.revive()
 
+    def kill_twice(self) -> None:
+        """Kill it, and kill it again before it has started."""
+        first = self.pid
+
+        def kill_the_next() -> None:
+            wait_until(lambda: self._process.pid not in (None, first), "it is started again")
+            os.kill(self.pid, signal.SIGKILL)
+            self.kills += 1
+
+        killer = threading.Thread(target=kill_the_next)
+        killer.start()
+        self.kill()
+        killer.join(10)
+        if self.died.total() < self.kills:  # it had been quicker
+            self.revive()
+
     def revive(self) -> None:
         """Start it again and name those who take part, as a lead does."""
         since = time.monotonic()
         with self._lock:
-            while (how := self._process.revive()) is None:
-                assert time.monotonic() - since < 5, "the kill did not kill"
+            while not self._is_back():
+                assert time.monotonic() - since < 10, "it does not come back"
                 time.sleep(0.005)
-            self.died[how] += 1
-            self._note_lost()
             if self._process.version < self.announced:
                 told = f"back at {self._process.version}, {self.announced} was told to be durable"
                 self.faults.append(told)
@@ -494,6 +508,17 @@ class Child:
                 self._process.admit(node, incarnation, speed)
             self._process.open()
             self.resumed_s.append(time.monotonic() - since)
+
+    def _is_back(self) -> bool:
+        """Look after the service, as a lead does; tell whether it answers."""
+        how = self._process.revive()
+        if how is not None:
+            self.died[how] += 1
+        with contextlib.suppress(ServiceLostError):
+            self._note_lost()
+            return self.died.total() == self.kills
+        self.killed_early += how is not None
+        return False
 
     def _note_lost(self) -> None:
         """Compare what clients were told with the weights, before anybody is served again."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from convoy.launch.service_process import ServiceLostError
 from convoy.outer.server import BehindError, Report
 from convoy.outer.service_plan import make_server
 from tests.faults.history import History, find_faults, marks_in
@@ -157,3 +158,29 @@ def test_what_was_handed_in_is_known_after_two_deaths_in_a_row() -> None:
     third.submit(*handed_in, 3.0)
     assert third.answer_to(1, "x", 1) is not None
     assert third.version == 2
+
+
+def test_a_service_that_is_killed_while_it_starts_is_started_again() -> None:
+    history = History(SIZE)
+    with Child(150, history, durability="journal") as child:
+        clients = [Client(child, history, node, pause_s=0.01) for node in range(4)]
+        with running(clients):
+            for _ in range(3):
+                told = len(history.acknowledged)
+                wait_until(lambda: len(history.acknowledged) > told + 10, "a dozen more")  # noqa: B023
+                child.kill_twice()
+            for client in clients:
+                client.join(30)
+        assert child.kills == 6
+        assert child.killed_early >= 1
+        print(f"{child.killed_early} of 3 before it had started")
+        assert child.died == {"killed by signal 9": 6}
+        assert find_all_faults(child, history, child.samples) == []
+
+
+def test_a_lead_that_asks_while_the_service_is_started_again_hears_that_it_is_lost() -> None:
+    with Child(10, History(10)) as child:
+        child._process._channel.close()  # as `revive` does, in another thread
+        for ask in (child._process.standing, lambda: child._process.weights(0)):
+            with pytest.raises(ServiceLostError):
+                ask()
