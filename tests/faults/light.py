@@ -482,8 +482,13 @@ class Child:
         """Kill it, and kill it again before it has started."""
         first = self.pid
 
+        def is_started() -> bool:
+            with contextlib.suppress(ValueError):  # between two, there is none
+                return self._process.pid not in (None, first)
+            return False
+
         def kill_the_next() -> None:
-            wait_until(lambda: self._process.pid not in (None, first), "it is started again")
+            wait_until(is_started, "it is started again")
             os.kill(self.pid, signal.SIGKILL)
             self.kills += 1
 
