@@ -4,11 +4,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from convoy.launch.record import Record, read_record
 from convoy.launch.service_process import ServiceLostError
 from convoy.outer.server import BehindError, Report
 from convoy.outer.service_plan import make_server
@@ -184,3 +186,15 @@ def test_a_lead_that_asks_while_the_service_is_started_again_hears_that_it_is_lo
         for ask in (child._process.standing, lambda: child._process.weights(0)):
             with pytest.raises(ServiceLostError):
                 ask()
+
+
+@pytest.mark.parametrize("torn", ['{"event": "tick", "n', "{", ""])
+def test_a_record_whose_last_line_was_torn_goes_on(torn: str) -> None:
+    path = Path("record.jsonl")
+    with Record(path) as record:
+        record.write("tick", now=1.0)
+    with path.open("a") as file:
+        file.write(torn)
+    with Record(path) as record:
+        record.write("tick", now=2.0)
+    assert [line["now"] for line in read_record(path)] == [1.0, 2.0]
