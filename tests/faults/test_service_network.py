@@ -28,7 +28,7 @@ from tests.faults.light import (
     running,
     wait_until,
 )
-from tests.faults.proxy import RANDOM_FAULTS, ChaosProxy, Direction
+from tests.faults.proxy import RANDOM_FAULTS, ChaosProxy
 from tests.launch.test_service import PREFACE, wait_for_closing
 
 
@@ -124,21 +124,20 @@ def longest_gap(client: Client, since: float, until: float) -> float:
     return max(b - a for a, b in zip(times, times[1:], strict=False))
 
 
-@pytest.mark.parametrize("way", ["up", "down"])
-def test_a_link_that_is_slow_is_not_taken_for_one_that_is_cut(way: Direction) -> None:
+def test_a_link_that_is_slow_is_not_taken_for_one_that_is_cut() -> None:
     """The service is silent for longer than a dead one would be: it is receiving."""
     size, history = 1_000_000, History(10)
     with (
-        Bench(2, nodes=1, size=size) as bench,
+        Bench(1, nodes=1, size=size) as bench,
         ChaosProxy("127.0.0.1", bench.port) as proxy,
     ):
         client = Client(bench, history, 0, size=size, address=proxy.address)
-        proxy.throttle(4 * size / 7, way)
+        proxy.throttle(4 * size / 7, "up")
         with running([client]):
             client.join(60)
         assert proxy.hits["throttle"] > 0
         assert client.retries == 0
-        assert len(history.acknowledged) == 2
+        assert len(history.acknowledged) == 1
 
 
 # ---------------------------------------------------------------- the silent

@@ -8,7 +8,7 @@ received and sent outside of it.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -152,7 +152,9 @@ class ParameterShell:
         try:
             push = self._first(messages)
             shared = self._open_shared(push)
-            vector = self._receive(push, shared, messages) if push.number else None
+            vector = None
+            if push.number:
+                vector = yield from self._receive(push, shared, messages)
             self._happen(push, vector)
             yield from self._wait_and_answer(push, shared, context)
         except DamagedError as error:
@@ -209,16 +211,20 @@ class ParameterShell:
 
     def _receive(
         self, push: wire.Push, shared: SharedVectors | None, messages: Iterator[wire.Up]
-    ) -> Tensor:
+    ) -> Generator[wire.Down, None, Tensor]:
+        """Return a vector; over a slow link, let the node know that it arrives."""
         if push.coding == "shared":
             if shared is None:
                 raise DamagedError("it names no shared memory")
             self._moved += shared.bytes_each
             return shared.up.clone()
-        arriving = Arriving(self._size, self._dtype, _coding(push))
+        arriving, told_at = Arriving(self._size, self._dtype, _coding(push)), time.monotonic()
         for message in messages:
             arriving.add(message.data)
             self._moved += len(message.data)
+            if time.monotonic() - told_at > _STILL_HERE_S:
+                told_at = time.monotonic()
+                yield wire.Down(wait=wire.Done())
         return arriving.vector(push.checksum)
 
     def _happen(self, push: wire.Push, vector: Tensor | None) -> None:
