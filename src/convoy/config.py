@@ -199,7 +199,7 @@ class Config:
     )
     durable_updates: int = option(
         50,
-        "Versions between two writes of the service's state, with 'checkpoint'.",
+        "Versions that may be lost with the service at most, with 'checkpoint'.",
         group="Server",
         at_least=1,
         on_resume=True,

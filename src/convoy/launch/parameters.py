@@ -8,7 +8,7 @@ received and sent outside of it.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -152,7 +152,9 @@ class ParameterShell:
         try:
             push = self._first(messages)
             shared = self._open_shared(push)
-            vector = self._receive(push, shared, messages) if push.number else None
+            vector = None
+            if push.number:
+                vector = yield from self._receive(push, shared, messages)
             self._happen(push, vector)
             if not push.rests:
                 yield from self._wait_and_answer(push, shared, context)
@@ -210,16 +212,20 @@ class ParameterShell:
 
     def _receive(
         self, push: wire.Push, shared: SharedVectors | None, messages: Iterator[wire.Up]
-    ) -> Tensor:
+    ) -> Generator[wire.Down, None, Tensor]:
+        """Return a vector; over a slow link, let the node know that it arrives."""
         if push.coding == "shared":
             if shared is None:
                 raise DamagedError("it names no shared memory")
             self._moved += shared.bytes_each
             return shared.up.clone()
-        arriving = Arriving(self._size, self._dtype, _coding(push))
+        arriving, told_at = Arriving(self._size, self._dtype, _coding(push)), time.monotonic()
         for message in messages:
             arriving.add(message.data)
             self._moved += len(message.data)
+            if time.monotonic() - told_at > _STILL_HERE_S:
+                told_at = time.monotonic()
+                yield wire.Down(wait=wire.Done())
         return arriving.vector(push.checksum)
 
     def _happen(self, push: wire.Push, vector: Tensor | None) -> None:
@@ -265,10 +271,9 @@ class ParameterShell:
         while context.is_active():
             with self._changed:
                 answer = self._server.answer_to(push.node, push.incarnation, push.number)
-                if answer is not None and self._journal:
+                if answer is not None:
                     target = self._changes if target is None else target
-                    if self._durable < target and not self._problem:
-                        answer = None
+                    answer = answer if self._may_tell(answer, target) else None
                 if answer is None:
                     self._changed.wait(_STILL_HERE_S)
             if answer is not None:
@@ -277,6 +282,14 @@ class ParameterShell:
             if time.monotonic() - told_at > _STILL_HERE_S:
                 told_at = time.monotonic()
                 yield wire.Down(wait=wire.Done())
+
+    def _may_tell(self, answer: Answer, target: int) -> bool:
+        """Tell whether no more than is allowed would be lost with the service after an answer."""
+        if self._problem:  # a full disk does not stop the training
+            return True
+        if self._journal or answer.is_over:  # who hears that it is over does not come back
+            return self._durable >= target
+        return answer.version - self._durable_version <= self._write_every
 
     def _told(self, answer: Answer, shared: SharedVectors | None) -> Iterator[wire.Down]:
         told = wire.Told(
@@ -399,7 +412,8 @@ class ParameterShell:
                 problem = f"the service's state could not be written: {error}"
             with self._changed:
                 self._problem = problem
-                self._durable, self._durable_version = changes, version
+                self._durable = changes
+                self._durable_version = self._durable_version if problem else version
                 self._changed.notify_all()
             if problem:
                 time.sleep(_STILL_HERE_S)
@@ -418,9 +432,10 @@ class ParameterShell:
             return True
         if self._changes == self._durable:
             return False
-        if self._journal:
+        if self._journal or self._server.is_over:
             return True
-        many = self._server.version - self._durable_version >= self._write_every
+        # Half of what may be lost: nobody has to wait for the disk, unless it is slow.
+        many = self._server.version - self._durable_version >= max(1, self._write_every // 2)
         return many or time.monotonic() - last > _IDLE_WRITE_S
 
 

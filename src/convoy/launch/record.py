@@ -15,13 +15,14 @@ from typing import Any, TextIO
 from convoy.errors import StorageError
 
 
+_LINE_AT_MOST = 1 << 16
+
+
 class Record:
     """Appends happenings to a file, each at once; a last line that was torn by a kill goes."""
 
     def __init__(self, path: Path) -> None:
-        if path.exists():
-            content = path.read_bytes()
-            os.truncate(path, content.rfind(b"\n") + 1)
+        _drop_torn_line(path)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, kind: str, **values: Any) -> None:
@@ -39,6 +40,16 @@ class Record:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Remove what a kill left of a last line: the next one begins a line of its own."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _LINE_AT_MOST)
+        file.seek(start)
+        file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
 def read_record(path: Path) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ It can be killed at any time. The lead notices, starts it again on the same port
 nodes that take part; the service goes on from the newest state on disk.
 """
 
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -167,7 +168,13 @@ class ServiceProcess:
         self._process.close()
         self._channel.close()
         self.restarts += 1
-        self._start()
+        try:
+            self._start()
+        except EnvironmentProblem:
+            self._process.join(_CALL_AT_MOST_S)
+            if (self._process.exitcode or 0) >= 0:
+                raise
+            # Killed while it started: the next look starts it again.
         return how
 
     def end(self) -> None:
@@ -205,15 +212,13 @@ class ServiceProcess:
 
     def weights(self, epoch: int) -> tuple[int, Tensor]:
         """Return version and vector at the end of an epoch, or of now where epoch is 0."""
-        call = self._channel.unary_stream(
-            "/convoy.Parameters/Weights",
-            request_serializer=wire.Ask.SerializeToString,
-            response_deserializer=wire.Down.FromString,
-        )(wire.Ask(epoch=epoch), metadata=self._metadata, timeout=_START_AT_MOST_S)
-        try:
+        with _noticing_loss():
+            call = self._channel.unary_stream(
+                "/convoy.Parameters/Weights",
+                request_serializer=wire.Ask.SerializeToString,
+                response_deserializer=wire.Down.FromString,
+            )(wire.Ask(epoch=epoch), metadata=self._metadata, timeout=_START_AT_MOST_S)
             return self._read(call)
-        except grpc.RpcError as error:
-            raise ServiceLostError(str(error.details())) from None
 
     def _read(self, call: Iterator[wire.Down]) -> tuple[int, Tensor]:
         told = next(call).told
@@ -228,17 +233,25 @@ class ServiceProcess:
         return ((TOKEN_KEY, self._order.tokens[1]),)
 
     def _call(self, method: str, message: Any) -> bytes:  # noqa: ANN401 - any message
-        call = self._channel.unary_unary(
-            f"/convoy.Parameters/{method}",
-            request_serializer=lambda m: m.SerializeToString(),
-            response_deserializer=bytes,
-        )
-        try:
+        with _noticing_loss():
+            call = self._channel.unary_unary(
+                f"/convoy.Parameters/{method}",
+                request_serializer=lambda m: m.SerializeToString(),
+                response_deserializer=bytes,
+            )
             answer: bytes = call(message, metadata=self._metadata, timeout=_CALL_AT_MOST_S)
-        except grpc.RpcError as error:
-            raise ServiceLostError(str(error.details())) from None
-        return answer
+            return answer
 
 
 class ServiceLostError(ConvoyError):
     """The parameter service does not answer; it will be started again."""
+
+
+@contextlib.contextmanager
+def _noticing_loss() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise ServiceLostError(str(error.details())) from None
+    except ValueError as error:  # the channel is closed, while the service is started again
+        raise ServiceLostError(str(error)) from None

@@ -94,6 +94,12 @@ class Member:
     since: float = 0.0  # when that came
     staleness: int = 0
 
+    @property
+    def settled(self) -> int:
+        """Return the number of its last submission that is in the weights."""
+        waits = self.report is not None
+        return self.number - (waits or bool(self.answer is not None and self.answer.refused))
+
 
 @dataclass(eq=False)
 class Totals:
@@ -246,9 +252,9 @@ class ParameterServer:
             self._tell(self._merger.leave(node, now), now)
 
     def is_known(self, node: int, number: int) -> bool:
-        """Tell whether a submission was taken in before."""
+        """Tell whether a submission was taken in before: to ask again changes nothing."""
         member = self.members[node]
-        return member.number == number
+        return member.number == number and member.answer is not None
 
     def submit(
         self,
@@ -392,7 +398,10 @@ class ParameterServer:
             "memory": values,
             "buffered": buffered,
             "work": self._work.state(),
-            "numbers": {str(n): [m.incarnation, m.number] for n, m in self.members.items()},
+            "numbers": {
+                **{str(node): list(known) for node, known in self._known.items()},
+                **{str(n): [m.incarnation, m.settled] for n, m in self.members.items()},
+            },
             "refused": dict(self.refused),
             "sums": [self.totals.loss, self.totals.correct, self.totals.count],
         }
