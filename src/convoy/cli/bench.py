@@ -89,7 +89,8 @@ def _print_tables(report: "Report") -> None:
     console = Console(highlight=False)
     rows = Table("task", "system", "median", "spread", "unit", box=None)
     for row in report.rows:
-        rows.add_row(row.task, row.system, f"{row.median:,.0f}", f"{row.spread:.1%}", row.unit)
+        median = f"{row.median:,.0f}" if row.median >= 100 else f"{row.median:.3g}"
+        rows.add_row(row.task, row.system, median, f"{row.spread:.1%}", row.unit)
     console.print(rows)
     bars = Table("ratio", "value", "bar", "", box=None)
     for bar in report.bars:
