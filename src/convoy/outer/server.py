@@ -9,6 +9,7 @@ taken in once. Who asks again with a number that was answered gets the same answ
 speaks for an incarnation that was removed is refused.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from convoy.outer.merger import Merger, Reply
 from convoy.outer.rules.rule import Rule, Submission
 from convoy.outer.rules.window import Window
 from convoy.outer.work import Order, Work
+
+_BLOCK = 1 << 18  # numbers
 
 
 class FencedError(ConvoyError):
@@ -407,7 +410,13 @@ class ParameterServer:
 
 
 def _norm(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    """Return the length of a vector; what is not finite makes it so."""
+    # In blocks, because converting all to float64 takes 25 times as long, and float32 alone
+    # would lose what is small beside a long sum.
+    norm = math.hypot(*(float(torch.linalg.vector_norm(p)) for p in vector.split(_BLOCK)))
+    if math.isfinite(norm):
+        return norm
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares overflow later
 
 
 def _plain(submission: Submission[Tensor]) -> dict[str, Any]:

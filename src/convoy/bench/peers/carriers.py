@@ -225,7 +225,7 @@ def _drive_ray(link: Link, store_bytes: int, kinds: dict[str, MakeAnswering]) ->
             link.send("ready")
             while (order := link.receive()) is not None:
                 kind, load = order
-                actor = ray.remote(_Actor).remote(kinds[kind])
+                actor: Any = ray.remote(_Actor).remote(kinds[kind])
                 array = torch.full((load.size,), FILL).numpy()
 
                 def swap(actor: Any = actor, array: Any = array) -> Any:  # noqa: ANN401 - Ray's
