@@ -145,7 +145,7 @@ class ParameterServer:
             rule, vector[:weights].clone(), first_version=first_version, bound=bound, window=window
         )
         self._gate = Gate()
-        self._joined: tuple[tuple[int, ...], Tensor] | None = None
+        self._joined: tuple[Tensor, Tensor, Tensor] | None = None  # both parts, and the whole
         self._known: dict[int, tuple[str, int]] = {}  # of before the service was lost
         self.done = 0
         self.totals = Totals()
@@ -160,10 +160,13 @@ class ParameterServer:
     @property
     def vector(self) -> Tensor:
         """Return weights and statistics; the same tensor until one of them changes."""
-        parts = (self._merger.weights, self._statistics)
-        if self._joined is None or self._joined[0] != tuple(map(id, parts)):
-            self._joined = (tuple(map(id, parts)), torch.cat(parts))
-        return self._joined[1]
+        weights, statistics = self._merger.weights, self._statistics
+        if statistics.numel() == 0:
+            return weights
+        joined = self._joined
+        if joined is None or joined[0] is not weights or joined[1] is not statistics:
+            joined = self._joined = (weights, statistics, torch.cat((weights, statistics)))
+        return joined[2]
 
     @property
     def deadline(self) -> float | None:
