@@ -4,12 +4,12 @@ All decisions of the service are here, as a function of what happens, in which o
 The real service, the simulator, the replay of a run and the tests feed the same class.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from convoy.outer.rules.bound import may_merge
-from convoy.outer.rules.rule import Rule, Submission, Weights, World
+from convoy.outer.rules.rule import Rule, Submission, Weights, World, add_scaled
 from convoy.outer.rules.window import Window
 
 
@@ -36,6 +36,7 @@ class Merger(Generic[Weights]):
         first_version: their number.
         bound: no submission is merged that missed more versions; None: no bound.
         window: how long late nodes are waited for, where the rule has a window.
+        add: how rules add up; see `World`.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Merger(Generic[Weights]):
         first_version: int = 1,
         bound: int | None = None,
         window: Window | None = None,
+        add: Callable[[Weights, Weights, float], Weights] = add_scaled,
     ) -> None:
         self.weights = weights
+        self._add = add
         self.version = first_version
         self.memory: Mapping[str, Any] = {}
         self._rule = rule
@@ -157,6 +160,7 @@ class Merger(Generic[Weights]):
             self._outstanding,
             self._qualities,
             self.memory,
+            self._add,
         )
         pending = [*self._buffered, *self._waiting]
         staleness = {s.node: world.staleness(s) for s in pending}

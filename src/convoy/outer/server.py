@@ -20,6 +20,7 @@ from torch import Tensor
 from convoy.errors import ConvoyError
 from convoy.outer.gate import Gate
 from convoy.outer.merger import Merger, Reply
+from convoy.outer.rooms import Rooms
 from convoy.outer.rules.rule import Rule, Submission
 from convoy.outer.rules.window import Window
 from convoy.outer.work import Order, Work
@@ -123,6 +124,7 @@ class ParameterServer:
         vector: weights, then statistics.
         weights: how many of the numbers are weights.
         epoch_samples: samples of an epoch; at each, the weights are kept for a test.
+        rooms: where memory for new weights comes from.
     """
 
     def __init__(
@@ -136,13 +138,20 @@ class ParameterServer:
         first_version: int = 1,
         bound: int | None = None,
         window: Window | None = None,
+        rooms: Rooms | None = None,
     ) -> None:
+        self._rooms = rooms or Rooms()
         self._weights = weights
         self._statistics = vector[weights:].clone()
         self._work = work
         self._epoch_samples = epoch_samples
         self._merger: Merger[Tensor] = Merger(
-            rule, vector[:weights].clone(), first_version=first_version, bound=bound, window=window
+            rule,
+            vector[:weights].clone(),
+            first_version=first_version,
+            bound=bound,
+            window=window,
+            add=self._rooms.added,
         )
         self._gate = Gate()
         self._joined: tuple[Tensor, Tensor, Tensor] | None = None  # both parts, and the whole
@@ -165,7 +174,8 @@ class ParameterServer:
             return weights
         joined = self._joined
         if joined is None or joined[0] is not weights or joined[1] is not statistics:
-            joined = self._joined = (weights, statistics, torch.cat((weights, statistics)))
+            whole = self._rooms.joined(weights, statistics)
+            joined = self._joined = (weights, statistics, whole)
         return joined[2]
 
     @property
