@@ -28,6 +28,7 @@ from convoy.launch.keeper import Keeper
 from convoy.launch.local import how_it_ended, process_context
 from convoy.launch.parameters import ParameterShell
 from convoy.launch.record import Record
+from convoy.launch.shared import SharedRooms, remove_rooms
 from convoy.launch.vectors import Arriving
 from convoy.outer.crew import Tls
 from convoy.outer.service_plan import make_server
@@ -74,8 +75,9 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the lead decides
     torch.set_num_threads(1)  # nodes need the other cores
     keeper = Keeper(order.folder)
+    rooms = SharedRooms(order.run)
     server = make_server(
-        order.config, order.vector, order.weights, order.samples, order.nodes, order.done
+        order.config, order.vector, order.weights, order.samples, order.nodes, order.done, rooms
     )
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
@@ -88,6 +90,7 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
             record.write("start", version=server.version, done=server.done, nodes=order.nodes)
         shell = ParameterShell(
             server,
+            rooms,
             run=order.run,
             model=order.model,
             tokens=order.tokens,
@@ -173,6 +176,7 @@ class ServiceProcess:
         self._process.close()
         self._process = None
         self._channel.close()
+        remove_rooms(self._order.run)  # of one that had to be killed
 
     # ------------------------------------------------------------ calls
 

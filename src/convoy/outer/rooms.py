@@ -28,7 +28,7 @@ class Rooms:
     """
 
     def __init__(self, make: Callable[[int], mmap.mmap] | None = None) -> None:
-        self._make = make or _plain
+        self._make = make or plain_memory
         self._free: dict[int, deque[mmap.mmap]] = {}
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -70,7 +70,8 @@ class Rooms:
         return total
 
 
-def _plain(length: int) -> mmap.mmap:
+def plain_memory(length: int) -> mmap.mmap:
+    """Return new memory of this process."""
     memory = mmap.mmap(-1, length)
     with contextlib.suppress(OSError, AttributeError):  # fewer, larger pages, where there are any
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -147,11 +147,12 @@ class ParameterServer:
         self._epoch_samples = epoch_samples
         self._merger: Merger[Tensor] = Merger(
             rule,
-            vector[:weights].clone(),
+            self._rooms.copy(vector[:weights]),
             first_version=first_version,
             bound=bound,
             window=window,
             add=self._rooms.added,
+            own=self._rooms.copy,
         )
         self._gate = Gate()
         self._joined: tuple[Tensor, Tensor, Tensor] | None = None  # both parts, and the whole
@@ -265,7 +266,10 @@ class ParameterServer:
         report: Report,
         now: float,
     ) -> None:
-        """Take in what a node has trained, once."""
+        """Take in what a node has trained, once.
+
+        The vector is read until it is answered, and no longer: its memory may be used again then.
+        """
         member = self.check(node, incarnation)
         if number == member.number:
             self.totals.duplicates += 1
@@ -404,7 +408,7 @@ class ParameterServer:
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from such a state; every node must be admitted and ask for the weights again."""
-        self._merger.weights = tensors["weights"].clone()
+        self._merger.weights = self._rooms.copy(tensors["weights"])
         self._statistics = tensors["statistics"].clone()
         memory = {
             **values["memory"],

@@ -13,6 +13,7 @@ from convoy.config import Config
 from convoy.errors import ConfigError
 from convoy.outer.allocation.idpa import Mode
 from convoy.outer.holdings import EVERY_PASS, HeldWork
+from convoy.outer.rooms import Rooms
 from convoy.outer.rules.bound import least_bound
 from convoy.outer.rules.catalog import make_rule, parse_rule
 from convoy.outer.server import ParameterServer
@@ -82,7 +83,13 @@ def check_service(config: Config, nodes: int) -> None:
 
 
 def make_server(
-    config: Config, vector: Tensor, weights: int, samples: int, nodes: int, done: int = 0
+    config: Config,
+    vector: Tensor,
+    weights: int,
+    samples: int,
+    nodes: int,
+    done: int = 0,
+    rooms: Rooms | None = None,
 ) -> ParameterServer:
     """Return the parameter server of a run.
 
@@ -93,6 +100,7 @@ def make_server(
         samples: in the data set.
         nodes: that are expected.
         done: samples that are in the weights already.
+        rooms: where memory for new weights comes from.
     """
     plan = plan_service(config, nodes)
     server = ParameterServer(
@@ -103,6 +111,7 @@ def make_server(
         samples,
         first_version=config.first_version,
         bound=plan.bound,
+        rooms=rooms,
     )
     server.done = done
     return server
