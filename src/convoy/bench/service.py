@@ -2,10 +2,13 @@
 
 One exchange is a push and a pull: a node's process hands in a vector and is given one of the
 same size. Ours is the whole of it: the real service in its own process, with its checks, the
-merge (one node, so that it is an addition) and its writing to disk every five seconds. The
-peers do no arithmetic: a bare TCP socket, gloo's send and recv, and Ray's object store with one
-actor. For what the merge itself takes there are two more rows: the same server without wires,
-and the same server as a Ray actor, which does the same job as ours.
+merge (one node, so that it is an addition) and its writing to disk every five seconds. By shared
+memory there are two rows: the vector was made elsewhere and is copied in, as Ray does; or it was
+made in place, as our nodes do, whose last subtraction writes there.
+
+The peers do no arithmetic: a bare TCP socket, gloo's send and recv, and Ray's object store with
+one actor. For what the merge itself takes there are two more rows: the same server without
+wires, and the same server as a Ray actor, which does the same job as ours.
 """
 
 import secrets
@@ -56,6 +59,7 @@ _NODE, _NAME = 0, "bench"
 _SAMPLES = 1_000_000_000  # more than are asked for: no epoch ends
 _RAY, _RAY_MERGING = "Ray's object store", "Ray's object store, same merge"
 _SHARED = "convoy, shared memory"
+_IN_PLACE = "convoy, shared memory, made in place"
 
 _Values = dict[tuple[str, str], tuple[float, ...]]  # by size and way, one of each round
 _Ways = AbstractContextManager[dict[str, Measure]]
@@ -99,6 +103,7 @@ def _open_all(loads: tuple[Load, ...], *, with_ray: bool) -> Iterator[_Ways]:
         largest = max(load.size for load in loads)
         yield open_ray(largest, {_RAY: at_hand, _RAY_MERGING: merging})
     yield _named(_SHARED, _open_ours("shared"))
+    yield _named(_IN_PLACE, _open_ours("shared", in_place=True))
     yield _named("convoy's merge alone", _open_merge())
 
 
@@ -155,13 +160,13 @@ def _config() -> Config:
 
 
 @contextmanager
-def _open_ours(coding: Coding, *, tls: bool = False) -> Iterator[Measure]:
+def _open_ours(coding: Coding, *, tls: bool = False, in_place: bool = False) -> Iterator[Measure]:
     """Start a node's process; for each size it gets a service of its own."""
     with Crew(_be_node, [()]) as crew:
 
         def measure(load: Load) -> list[float]:
             with _service(load, tls=tls) as service:
-                crew.send((service, coding, load))
+                crew.send((service, coding, in_place, load))
                 seconds: list[float] = crew.receive(_PATIENCE_S)[0]
             return seconds
 
@@ -206,7 +211,7 @@ def _be_node(link: Link) -> None:
         link.send(_exchange(*order))
 
 
-def _exchange(service: Service, coding: Coding, load: Load) -> list[float]:
+def _exchange(service: Service, coding: Coding, in_place: bool, load: Load) -> list[float]:
     """Be a node that hands in again and again."""
     exchange = Exchange(
         service,
@@ -221,6 +226,9 @@ def _exchange(service: Service, coding: Coding, load: Load) -> list[float]:
     try:
         given = exchange.pull()
         increment = torch.full((load.size,), FILL)
+        if in_place:
+            assert exchange.room is not None, "there is no shared memory here"
+            increment = exchange.room.fill_(FILL)
 
         def swap() -> None:
             nonlocal given
