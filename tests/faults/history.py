@@ -8,6 +8,7 @@ A check returns what it found wrong, as sentences; nothing wrong: an empty list.
 """
 
 import copy
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -127,7 +128,7 @@ def applied_spans(history: History, applied: Iterable[int]) -> Iterator[Span]:
 
 def find_version_faults(versions: Sequence[int]) -> list[str]:
     """Check that each version is the one before plus one."""
-    pairs = zip(versions, versions[1:], strict=False)
+    pairs = itertools.pairwise(versions)
     return [f"version {after} follows {before}" for before, after in pairs if after != before + 1]
 
 

@@ -33,6 +33,7 @@ from convoy.launch.keeper import Keeper
 from convoy.launch.parameters import ParameterShell
 from convoy.launch.record import Record
 from convoy.launch.service_process import ServiceLostError, ServiceOrder, ServiceProcess
+from convoy.launch.shared import SharedRooms
 from convoy.launch.vectors import Arriving, Coding
 from convoy.outer.crew import Tls
 from convoy.outer.server import BehindError, FencedError, ParameterServer, Report
@@ -110,12 +111,14 @@ class Bench:
         folder = folder or Path("bench")
         folder.mkdir(exist_ok=True)
         self.record = folder / "record.jsonl"
+        self._rooms = SharedRooms(f"{RUN} {folder.resolve()}")
         self.server = self.make(torch.zeros(size))
         self.rule = watch(self.server)
         self._file = Record(self.record)
         self._file.write("start", version=self.server.version, done=0, nodes=nodes)
         self.shell = ParameterShell(
             self.server,
+            self._rooms,
             run=RUN,
             model=MODEL,
             tokens=(NODE_TOKEN, LEAD_TOKEN),
@@ -132,7 +135,9 @@ class Bench:
     def make(self, vector: Tensor, done: int = 0) -> ParameterServer:
         """Return such a server as this bench serves."""
         weights = vector.numel()
-        return make_server(self.config, vector, weights, self.samples, self.nodes, done)
+        return make_server(
+            self.config, vector, weights, self.samples, self.nodes, done, rooms=self._rooms
+        )
 
     def __enter__(self) -> "Bench":
         return self
@@ -190,7 +195,7 @@ class Bench:
         return retell(self.record, self.make)
 
 
-class Gone(ConvoyError):
+class GoneError(ConvoyError):
     """The test has ended a client."""
 
 
@@ -254,7 +259,7 @@ class Client:
 
     def _check(self) -> None:
         if self.is_ended:
-            raise Gone("ended by the test")
+            raise GoneError("ended by the test")
 
     def _run(self) -> None:
         try:
@@ -264,7 +269,7 @@ class Client:
                     return
                 except FencedError:
                     self.fenced += 1
-        except Gone:
+        except GoneError:
             return
         except BaseException as error:
             self.problem = error

@@ -1,5 +1,6 @@
 """A network between nodes and the parameter service that loses, cuts, slows and damages."""
 
+import itertools
 import random
 import sys
 import threading
@@ -96,7 +97,9 @@ def test_nodes_behind_a_cut_link_come_back_and_nobody_waits_for_them() -> None:
             healed_at = time.monotonic()
             before = [len(c.acknowledged_at) for c in cut_off]
             took = wait_until(
-                lambda: all(len(c.acknowledged_at) > n for c, n in zip(cut_off, before, strict=True)),
+                lambda: all(
+                    len(c.acknowledged_at) > n for c, n in zip(cut_off, before, strict=True)
+                ),
                 "those who were cut off hand in again",
                 limit_s=5,
             )
@@ -121,7 +124,7 @@ def test_nodes_behind_a_cut_link_come_back_and_nobody_waits_for_them() -> None:
 def longest_gap(client: Client, since: float, until: float) -> float:
     """Return how long a client was not answered, at most."""
     times = [since, *(t for t in client.acknowledged_at if since < t < until), until]
-    return max(b - a for a, b in zip(times, times[1:], strict=False))
+    return max(b - a for a, b in itertools.pairwise(times))
 
 
 def test_a_link_that_is_slow_is_not_taken_for_one_that_is_cut() -> None:

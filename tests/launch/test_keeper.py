@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.files import FAILPOINTS
-from convoy.launch import keeper as keeper_module
 from convoy.launch.keeper import Keeper
 from tests.outer.test_server import make_server, pull, submit
 
@@ -158,7 +157,7 @@ def test_a_disk_that_refuses_to_flush_is_told(monkeypatch: pytest.MonkeyPatch) -
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper_module.os, "fsync", refuse)
+        patch.setattr(os, "fsync", refuse)
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             write(keeper, 3)
     assert len(asked) == 1

@@ -228,7 +228,6 @@ def test_the_last_order_has_no_samples_and_hands_in_what_was_done_ahead() -> Non
     assert first is not None
     assert (first.samples, first.ahead, first.steps) == (30, 10, 2)
     assert work.finish(0, first, 1.0, 0.0) == 20
-    assert not work.is_over
     last = work.order(0, 20)
     assert last is not None
     assert (last.number, last.spans, last.steps, last.ahead) == (2, (), 0, 0)

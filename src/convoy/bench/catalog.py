@@ -56,5 +56,9 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.rules:bench_rules",
             "what every update rule learns in the same time, in virtual time on a GPU",
         ),
+        "service": Entry(
+            "convoy.bench.service:bench_service",
+            "an exchange with the parameter service against Ray's store, gloo and a socket",
+        ),
     },
 )

@@ -22,7 +22,7 @@ from convoy.errors import ConvoyError, EnvironmentProblem
 from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import CHUNK_BYTES, TOKEN_KEY, cut, open_channel
 from convoy.launch.parameters import PROTOCOL
-from convoy.launch.shared import SharedVectors, remove
+from convoy.launch.shared import SharedVector, remove
 from convoy.launch.vectors import Arriving, Coding, DamagedError, checksum, encoded
 from convoy.outer.server import BehindError, FencedError, Report
 from convoy.outer.work import Order
@@ -59,7 +59,11 @@ class Service:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """What the service answered."""
+    """What the service answered.
+
+    Attributes:
+        vector: to be read until the next call, which gives its memory back.
+    """
 
     number: int
     version: int
@@ -96,7 +100,10 @@ class Exchange:
         self._model, self._size, self._dtype = model, size, dtype
         self._check = check
         self._number = 0
-        self._shared = SharedVectors.make(size, dtype) if coding == "shared" else None
+        self._turn = 0
+        self._shared = SharedVector.make(size, dtype) if coding == "shared" else None
+        self._looks = self._shared is not None
+        self._seen: dict[str, SharedVector] = {}  # the service's own vectors, which it uses in turn
         self._coding: Coding = "full" if coding == "shared" and self._shared is None else coding
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
         self._metadata = ((TOKEN_KEY, service.token),)
@@ -120,6 +127,14 @@ class Exchange:
         if self._shared is not None:
             remove(self._shared.name)
 
+    @property
+    def room(self) -> Tensor | None:
+        """Return where a vector is best made that is handed in next, if there is such a place.
+
+        It must not be touched from a push until its answer.
+        """
+        return self._shared.vector if self._shared is not None else None
+
     def pull(self) -> Given:
         """Ask for weights and work."""
         return self._try(self._push(0, 0), None)
@@ -133,7 +148,10 @@ class Exchange:
                 pass
 
     def push(self, base: int, vector: Tensor, report: Report) -> "Future[Given]":
-        """Begin to hand in what was trained from some version; the answer comes later."""
+        """Begin to hand in what was trained from some version; the answer comes later.
+
+        The vector must not change before that.
+        """
         self._number += 1
         push = self._push(self._number, base)
         push.trained.CopyFrom(
@@ -169,7 +187,8 @@ class Exchange:
         """Call until there is an answer."""
         block = memoryview(b"")
         if vector is not None and self._shared is not None:
-            self._shared.up.copy_(vector)
+            if vector.data_ptr() != self._shared.vector.data_ptr():
+                self._shared.vector.copy_(vector)
         elif vector is not None:
             block = encoded(vector, self._coding)
             push.length, push.checksum = len(block), checksum(block)
@@ -204,6 +223,8 @@ class Exchange:
 
     def _once(self, push: wire.Push, block: memoryview) -> Given:
         started = time.monotonic()
+        self._turn += 1
+        push.turn, push.looks = self._turn, self._looks
         call = self._call(_messages(push, block), metadata=self._metadata)
         with _Watchdog(call) as watchdog:
             told, vector = self._read(call, watchdog)
@@ -227,14 +248,24 @@ class Exchange:
             kind = message.WhichOneof("content")
             if kind == "told":
                 told = message.told
-                if told.coding == "shared" and self._shared is not None:
-                    return told, self._shared.down.clone()
+                if told.coding == "shared":
+                    return told, self._look_at(told.shared)
                 arriving = Arriving(self._size, self._dtype, "full")
             elif kind == "data" and arriving is not None:
                 arriving.add(message.data)
         if told is None or arriving is None:
             raise DamagedError("the answer is missing")
         return told, arriving.vector(told.checksum)
+
+    def _look_at(self, name: str) -> Tensor:
+        """Return a vector in the service's memory."""
+        if name not in self._seen:
+            found = SharedVector.look_at(name, self._size, self._dtype)
+            if found is None:
+                self._looks = False
+                raise DamagedError("the answer's shared memory cannot be opened")
+            self._seen[name] = found
+        return self._seen[name].vector
 
 
 class _Watchdog:

@@ -9,18 +9,19 @@ import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import grpc
 import torch
 from torch import Tensor
 
+from convoy.errors import ConvoyError
 from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import TokenGate, bytes_of, cut, open_server
 from convoy.launch.keeper import Keeper
 from convoy.launch.record import Record
-from convoy.launch.shared import SharedVectors, remove
+from convoy.launch.shared import SharedRooms, SharedVector, remove
 from convoy.launch.vectors import (
     Arriving,
     Coding,
@@ -32,7 +33,7 @@ from convoy.launch.vectors import (
 from convoy.outer.crew import Tls
 from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
 
-PROTOCOL = 1
+PROTOCOL = 2
 _CALLS_AT_MOST = 160
 _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
@@ -40,11 +41,31 @@ _IDLE_AT_MOST_MS = 60_000  # between two calls a node computes
 _LEAD_ONLY = ("Admit", "Remove", "Open", "Status", "Weights")
 
 
+@dataclass(eq=False)
+class _Block:
+    """A node's shared memory.
+
+    Attributes:
+        turn: its newest call; older ones, given up by the node, may neither read nor lend.
+        lent: what the node is reading until its next call.
+    """
+
+    up: SharedVector
+    owner: tuple[int, str]
+    turn: int = 0
+    lent: Tensor | None = None
+
+
+class _OvertakenError(ConvoyError):
+    """The node has given this call up and made another."""
+
+
 class ParameterShell:
     """Serves one `ParameterServer`.
 
     Args:
         server: what is served.
+        rooms: where the server's vectors are.
         run: the run's identity; calls of another run are refused.
         model: digest of the vector's layout.
         tokens: what a node, and what the lead must know.
@@ -55,6 +76,7 @@ class ParameterShell:
     def __init__(
         self,
         server: ParameterServer,
+        rooms: SharedRooms,
         *,
         run: str,
         model: str,
@@ -64,7 +86,7 @@ class ParameterShell:
         journal: bool,
         write_every: int,
     ) -> None:
-        self._server = server
+        self._server, self._rooms = server, rooms
         self._run, self._model = run, model
         self._tokens = tokens
         self._keeper, self._record = keeper, record
@@ -76,7 +98,9 @@ class ParameterShell:
         self._problem = ""
         self._closing = False
         self._open = False
-        self._shared: dict[str, SharedVectors] = {}
+        self._blocks: dict[str, _Block] = {}
+        self._placing = threading.Lock()
+        self._placed: tuple[Tensor, Tensor] | None = None  # a vector, and its copy to look at
         self._moved = 0  # bytes of vectors, in shared memory too
         self._decode_failures = 0
         self._threads = [
@@ -109,8 +133,9 @@ class ParameterShell:
         self._threads[1].join()
         self._record.write("end", **self._fingerprint())
         self._grpc.stop(grace=0.5).wait()
-        for name in self._shared:
+        for name in self._blocks:
             remove(name)
+        self._rooms.close()
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(call: Callable[..., Any], message: Any) -> grpc.RpcMethodHandler:  # noqa: ANN401
@@ -151,13 +176,15 @@ class ParameterShell:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the service does not know its nodes yet")
         try:
             push = self._first(messages)
-            shared = self._open_shared(push)
+            block = self._begin_turn(push)
             vector = None
             if push.number:
-                vector = yield from self._receive(push, shared, messages)
-            self._happen(push, vector)
+                vector = yield from self._receive(push, block, messages)
+            self._happen(push, block, vector)
             if not push.rests:
-                yield from self._wait_and_answer(push, shared, context)
+                yield from self._wait_and_answer(push, block, context)
+        except _OvertakenError as error:
+            context.abort(grpc.StatusCode.CANCELLED, str(error))
         except DamagedError as error:
             self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except BehindError as error:
@@ -198,27 +225,33 @@ class ParameterShell:
             self._server.check(push.node, push.incarnation)
         return push
 
-    def _open_shared(self, push: wire.Push) -> SharedVectors | None:
+    def _begin_turn(self, push: wire.Push) -> _Block | None:
+        """Return a node's shared memory, which is the service's from now on."""
         if not push.shared:
             return None
-        found = self._shared.get(push.shared)
-        if found is None:
-            found = SharedVectors.open(push.shared, self._size, self._dtype)
-            if found is not None:
-                self._shared[push.shared] = found
-        if found is None:
-            raise DamagedError("there is no such shared memory")
-        return found
+        with self._changed:
+            block = self._blocks.get(push.shared)
+            if block is None:
+                up = SharedVector.open(push.shared, self._size, self._dtype)
+                if up is None:
+                    raise DamagedError("there is no such shared memory")
+                block = self._blocks[push.shared] = _Block(up, (push.node, push.incarnation))
+            if block.owner != (push.node, push.incarnation):
+                raise DamagedError("this shared memory is another node's")
+            if push.turn <= block.turn:
+                raise _OvertakenError("a later call of this node is here")
+            block.turn, block.lent = push.turn, None
+        return block
 
     def _receive(
-        self, push: wire.Push, shared: SharedVectors | None, messages: Iterator[wire.Up]
+        self, push: wire.Push, block: _Block | None, messages: Iterator[wire.Up]
     ) -> Generator[wire.Down, None, Tensor]:
         """Return a vector; over a slow link, let the node know that it arrives."""
         if push.coding == "shared":
-            if shared is None:
+            if block is None:
                 raise DamagedError("it names no shared memory")
-            self._moved += shared.bytes_each
-            return shared.up.clone()
+            self._moved += block.up.vector.nbytes
+            return block.up.vector  # the node does not touch it before it has its answer
         arriving, told_at = Arriving(self._size, self._dtype, _coding(push)), time.monotonic()
         for message in messages:
             arriving.add(message.data)
@@ -228,9 +261,11 @@ class ParameterShell:
                 yield wire.Down(wait=wire.Done())
         return arriving.vector(push.checksum)
 
-    def _happen(self, push: wire.Push, vector: Tensor | None) -> None:
+    def _happen(self, push: wire.Push, block: _Block | None, vector: Tensor | None) -> None:
         """Let the server take in a pull or a submission."""
         with self._changed:
+            if block is not None and block.turn != push.turn:
+                raise _OvertakenError("a later call of this node is here")
             now = time.monotonic()
             node, incarnation = push.node, push.incarnation
             self._server.check(node, incarnation)
@@ -263,7 +298,7 @@ class ParameterShell:
     def _wait_and_answer(
         self,
         push: wire.Push,
-        shared: SharedVectors | None,
+        block: _Block | None,
         context: grpc.ServicerContext,
     ) -> Iterator[wire.Down]:
         told_at = time.monotonic()
@@ -277,7 +312,7 @@ class ParameterShell:
                 if answer is None:
                     self._changed.wait(_STILL_HERE_S)
             if answer is not None:
-                yield from self._told(answer, shared)
+                yield from self._told(answer, push, block)
                 return
             if time.monotonic() - told_at > _STILL_HERE_S:
                 told_at = time.monotonic()
@@ -291,7 +326,7 @@ class ParameterShell:
             return self._durable >= target
         return answer.version - self._durable_version <= self._write_every
 
-    def _told(self, answer: Answer, shared: SharedVectors | None) -> Iterator[wire.Down]:
+    def _told(self, answer: Answer, push: wire.Push, block: _Block | None) -> Iterator[wire.Down]:
         told = wire.Told(
             number=answer.number,
             version=answer.version,
@@ -300,13 +335,32 @@ class ParameterShell:
             refused=answer.refused,
             waited_s=answer.waited_s,
         )
-        if shared is not None:
-            shared.down.copy_(answer.vector)
-            self._moved += shared.bytes_each
-            told.coding = "shared"
+        name = self._lend(answer.vector, push, block) if block is not None and push.looks else None
+        if name is not None:
+            self._moved += answer.vector.nbytes
+            told.coding, told.shared = "shared", name
             yield wire.Down(told=told)
             return
         yield from self._sent_vector(told, answer.vector)
+
+    def _lend(self, vector: Tensor, push: wire.Push, block: _Block) -> str | None:
+        """Let a node read a vector until its next call; return the name of where it is."""
+        name = self._rooms.name_of(vector)
+        if name is None:
+            vector = self._place(vector)
+            name = self._rooms.name_of(vector)
+        with self._changed:
+            if block.turn != push.turn:
+                raise _OvertakenError("a later call of this node is here")
+            block.lent = vector if name is not None else None
+        return name
+
+    def _place(self, vector: Tensor) -> Tensor:
+        """Return a copy that nodes can look at: one for all of them."""
+        with self._placing:
+            if self._placed is None or self._placed[0] is not vector:
+                self._placed = (vector, self._rooms.copy(vector))
+            return self._placed[1]
 
     def _sent_vector(self, told: wire.Told, vector: Tensor) -> Iterator[wire.Down]:
         block = encoded(vector, "full")
@@ -335,8 +389,14 @@ class ParameterShell:
             values = {"node": admission.node, "incarnation": admission.incarnation}
             self._record.write("remove", **values, now=now)
             self._server.remove(admission.node, admission.incarnation, now)
+            self._forget_blocks((admission.node, admission.incarnation))
             self._note_change()
         return wire.Done()
+
+    def _forget_blocks(self, owner: tuple[int, str]) -> None:
+        for name in [n for n, block in self._blocks.items() if block.owner == owner]:
+            del self._blocks[name]
+            remove(name)
 
     def _let_nodes_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
         """Serve nodes: the lead has named all that take part."""

@@ -14,7 +14,7 @@ class Up(_message.Message):
     def __init__(self, push: _Optional[_Union[Push, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("run", "node", "incarnation", "number", "base", "model", "length", "checksum", "coding", "shared", "trained", "protocol", "last", "rests")
+    __slots__ = ("run", "node", "incarnation", "number", "base", "model", "length", "checksum", "coding", "shared", "trained", "protocol", "last", "rests", "turn", "looks")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class Push(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     RESTS_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    LOOKS_FIELD_NUMBER: _ClassVar[int]
     run: str
     node: int
     incarnation: str
@@ -43,7 +45,9 @@ class Push(_message.Message):
     protocol: int
     last: int
     rests: bool
-    def __init__(self, run: _Optional[str] = ..., node: _Optional[int] = ..., incarnation: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., model: _Optional[str] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., coding: _Optional[str] = ..., shared: _Optional[str] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., protocol: _Optional[int] = ..., last: _Optional[int] = ..., rests: _Optional[bool] = ...) -> None: ...
+    turn: int
+    looks: bool
+    def __init__(self, run: _Optional[str] = ..., node: _Optional[int] = ..., incarnation: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., model: _Optional[str] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., coding: _Optional[str] = ..., shared: _Optional[str] = ..., trained: _Optional[_Union[Trained, _Mapping]] = ..., protocol: _Optional[int] = ..., last: _Optional[int] = ..., rests: _Optional[bool] = ..., turn: _Optional[int] = ..., looks: _Optional[bool] = ...) -> None: ...
 
 class Trained(_message.Message):
     __slots__ = ("samples", "correct", "loss", "rate", "busy_s", "step_s", "exchange_s")
@@ -74,7 +78,7 @@ class Down(_message.Message):
     def __init__(self, told: _Optional[_Union[Told, _Mapping]] = ..., data: _Optional[bytes] = ..., wait: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
 
 class Told(_message.Message):
-    __slots__ = ("number", "version", "length", "checksum", "order", "over", "refused", "waited_s", "coding")
+    __slots__ = ("number", "version", "length", "checksum", "order", "over", "refused", "waited_s", "coding", "shared")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +88,7 @@ class Told(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     CODING_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     number: int
     version: int
     length: int
@@ -93,7 +98,8 @@ class Told(_message.Message):
     refused: str
     waited_s: float
     coding: str
-    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., order: _Optional[str] = ..., over: _Optional[bool] = ..., refused: _Optional[str] = ..., waited_s: _Optional[float] = ..., coding: _Optional[str] = ...) -> None: ...
+    shared: str
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., order: _Optional[str] = ..., over: _Optional[bool] = ..., refused: _Optional[str] = ..., waited_s: _Optional[float] = ..., coding: _Optional[str] = ..., shared: _Optional[str] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("node", "incarnation", "speed")

@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 from convoy.errors import StorageError
 
-
 _LINE_AT_MOST = 1 << 16
 
 

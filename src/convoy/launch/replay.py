@@ -199,7 +199,7 @@ class _Again:
         assert given.order is not None
         if given.refused:
             player.worker.start_over()
-        player.worker.take(given.vector)
+        player.worker.take(given.vector, given.order)
         vector, _ = player.worker.run(given.order)
         player.worker.run_ahead(given.order)
         self.submissions += 1

@@ -163,7 +163,7 @@ class _Node:
             self._worker.start_over()
         self._fetch(order)
         self._worker.take(given.vector, order)
-        vector, report = self._worker.run(order)
+        vector, report = self._worker.run(order, self._exchange.room)
         self._note_speed(order, report)
         pending = self._exchange.push(given.version, vector, report)
         if not self._link.leaving and not self._link.wants_stop:

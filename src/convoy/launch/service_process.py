@@ -29,6 +29,7 @@ from convoy.launch.keeper import Keeper
 from convoy.launch.parameters import ParameterShell
 from convoy.launch.processes import how_it_ended, process_context
 from convoy.launch.record import Record
+from convoy.launch.shared import SharedRooms, remove_rooms
 from convoy.launch.vectors import Arriving
 from convoy.outer.crew import Tls
 from convoy.outer.service_plan import make_server
@@ -70,6 +71,11 @@ class ServiceOrder:
     tls: Tls | None = None
     hands_out: bool = True
 
+    @property
+    def identity(self) -> str:
+        """Return what tells this service from all others, those of the same run too."""
+        return f"{self.run} {self.model}"
+
 
 def run_service(order: ServiceOrder, ready: Connection) -> None:
     """Be the parameter service until the lead ends or says so."""
@@ -77,6 +83,7 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the lead decides
     torch.set_num_threads(1)  # nodes need the other cores
     keeper = Keeper(order.folder)
+    rooms = SharedRooms(order.identity)
     server = make_server(
         order.config,
         order.vector,
@@ -85,6 +92,7 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
         order.nodes,
         order.done,
         hands_out=order.hands_out,
+        rooms=rooms,
     )
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
@@ -98,6 +106,7 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
             record.write("start", version=server.version, done=server.done, nodes=order.nodes)
         shell = ParameterShell(
             server,
+            rooms,
             run=order.run,
             model=order.model,
             tokens=order.tokens,
@@ -189,6 +198,7 @@ class ServiceProcess:
         self._process.close()
         self._process = None
         self._channel.close()
+        remove_rooms(self._order.identity)  # of one that had to be killed
 
     # ------------------------------------------------------------ calls
 

@@ -1,11 +1,15 @@
 """Vectors in shared memory: on one machine only the notice travels, the numbers stay in place.
 
-A node makes a block with room for two vectors, what it hands in and what it is given, and
-tells the service its name. Only a block of the same user, of the right size and with a name of
-the right form is opened.
+A node makes a block for what it hands in, and tells the service its name. From its call until
+the answer the block belongs to the service, which merges straight from it. The answer tells the
+name of a block of the service's, in which the new weights are: it is the node's to read until
+its next call. A node cannot write to it: what it changes, it changes in a copy of its own.
+
+Only a block of the same user, of the right size and with a name of the right form is opened.
 """
 
 import contextlib
+import hashlib
 import mmap
 import os
 import re
@@ -13,61 +17,83 @@ import secrets
 import stat
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
+
+from convoy.outer.rooms import Rooms, plain_memory
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux keeps shared memory
 _FORM = re.compile(r"convoy-[0-9a-f]{32}")
+_PREFIX_DIGITS = 16
 
 
-class SharedVectors:
-    """A block of shared memory with room for two vectors.
+class SharedVector:
+    """A vector in shared memory.
 
     Attributes:
         name: by which the other side opens it.
-        up, down: what the node hands in, and what it is given.
-        bytes_each: of each of them.
+        vector: the numbers.
     """
 
-    def __init__(self, name: str, handle: int, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, name: str, memory: mmap.mmap, dtype: torch.dtype) -> None:
         self.name = name
-        length = 2 * size * dtype.itemsize
-        self._map = mmap.mmap(handle, length)
-        os.close(handle)
-        both = torch.frombuffer(self._map, dtype=dtype)
-        self.up, self.down = both[:size], both[size:]
-        self.bytes_each = size * dtype.itemsize
+        self.vector = torch.frombuffer(memory, dtype=dtype)
 
     @classmethod
-    def make(cls, size: int, dtype: torch.dtype) -> "SharedVectors | None":
+    def make(cls, size: int, dtype: torch.dtype) -> "SharedVector | None":
         """Make a block; None where this machine has no shared memory to give."""
-        name = f"convoy-{secrets.token_hex(16)}"
-        try:
-            handle = os.open(_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError:
-            return None
-        try:
-            os.posix_fallocate(handle, 0, 2 * size * dtype.itemsize)
-        except OSError:  # full: better known now than by a signal in mid-run
-            os.close(handle)
-            remove(name)
-            return None
-        return cls(name, handle, size, dtype)
+        made = _make(size * dtype.itemsize, "") if size else None
+        return cls(*made, dtype) if made is not None else None
 
     @classmethod
-    def open(cls, name: str, size: int, dtype: torch.dtype) -> "SharedVectors | None":
-        """Open a block that somebody else has made; None where it is not what it should be."""
-        if not _FORM.fullmatch(name) or size == 0:
-            return None
-        try:
-            handle = os.open(_FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        found = os.fstat(handle)
-        fits = found.st_size == 2 * size * dtype.itemsize
-        if not (stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and fits):
-            os.close(handle)
-            return None
-        return cls(name, handle, size, dtype)
+    def open(cls, name: str, size: int, dtype: torch.dtype) -> "SharedVector | None":
+        """Open a block that a node has made; None where it is not what it should be."""
+        memory = _open(name, size * dtype.itemsize, mmap.ACCESS_WRITE)
+        return cls(name, memory, dtype) if memory is not None else None
+
+    @classmethod
+    def look_at(cls, name: str, size: int, dtype: torch.dtype) -> "SharedVector | None":
+        """Open a block of the service's to read it; None where it is not what it should be."""
+        memory = _open(name, size * dtype.itemsize, mmap.ACCESS_COPY)
+        return cls(name, memory, dtype) if memory is not None else None
+
+
+class SharedRooms(Rooms):
+    """Room for the service's own vectors, which nodes of this machine can look at.
+
+    Args:
+        service: its identity: what an earlier start of it left behind vanishes.
+    """
+
+    def __init__(self, service: str) -> None:
+        super().__init__(self._make_named)
+        self._prefix = _prefix(service)
+        self._names: dict[int, str] = {}
+        remove_rooms(service)
+
+    def name_of(self, vector: Tensor) -> str | None:
+        """Return by which name nodes find a vector; None where it is not in shared memory."""
+        return self._names.get(vector.data_ptr())
+
+    def close(self) -> None:
+        """Let all of it vanish when nobody uses it any more."""
+        for name in self._names.values():
+            remove(name)
+
+    def _make_named(self, length: int) -> mmap.mmap:
+        made = _make(length, self._prefix)
+        if made is None:
+            return plain_memory(length)
+        name, memory = made
+        self._names[np.frombuffer(memory, np.uint8).ctypes.data] = name  # it is never unmapped
+        return memory
+
+
+def remove_rooms(service: str) -> None:
+    """Let everything vanish that a service has made."""
+    for path in _FOLDER.glob(f"convoy-{_prefix(service)}*"):
+        remove(path.name)
 
 
 def remove(name: str) -> None:
@@ -75,3 +101,43 @@ def remove(name: str) -> None:
     if _FORM.fullmatch(name):
         with contextlib.suppress(OSError):
             (_FOLDER / name).unlink()
+
+
+def _prefix(service: str) -> str:
+    return hashlib.blake2b(service.encode(), digest_size=_PREFIX_DIGITS // 2).hexdigest()
+
+
+def _make(length: int, prefix: str) -> tuple[str, mmap.mmap] | None:
+    name = f"convoy-{prefix}{secrets.token_hex(16)[len(prefix) :]}"
+    try:
+        handle = os.open(_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:
+        return None
+    try:
+        os.posix_fallocate(handle, 0, length)  # full: better known now than by a signal in mid-run
+        return name, mmap.mmap(handle, length)
+    except OSError:
+        remove(name)
+        return None
+    finally:
+        os.close(handle)
+
+
+def _open(name: str, length: int, access: int) -> mmap.mmap | None:
+    if not _FORM.fullmatch(name) or length == 0:
+        return None
+    mode = os.O_RDONLY if access == mmap.ACCESS_COPY else os.O_RDWR
+    try:
+        handle = os.open(_FOLDER / name, mode | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(handle)
+        is_right = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+        if not is_right or found.st_size != length:
+            return None
+        return mmap.mmap(handle, length, access=access)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)

@@ -4,12 +4,12 @@ All decisions of the service are here, as a function of what happens, in which o
 The real service, the simulator, the replay of a run and the tests feed the same class.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from convoy.outer.rules.bound import may_merge
-from convoy.outer.rules.rule import Rule, Submission, Weights, World
+from convoy.outer.rules.rule import Rule, Submission, Weights, World, add_scaled
 from convoy.outer.rules.window import Window
 
 
@@ -36,6 +36,8 @@ class Merger(Generic[Weights]):
         first_version: their number.
         bound: no submission is merged that missed more versions; None: no bound.
         window: how long late nodes are waited for, where the rule has a window.
+        add: how rules add up; see `World`.
+        own: returns a copy of an increment that is kept after its node was answered.
     """
 
     def __init__(
@@ -46,8 +48,11 @@ class Merger(Generic[Weights]):
         first_version: int = 1,
         bound: int | None = None,
         window: Window | None = None,
+        add: Callable[[Weights, Weights, float], Weights] = add_scaled,
+        own: Callable[[Weights], Weights] | None = None,
     ) -> None:
         self.weights = weights
+        self._add, self._own = add, own
         self.version = first_version
         self.memory: Mapping[str, Any] = {}
         self._rule = rule
@@ -93,7 +98,7 @@ class Merger(Generic[Weights]):
         if self._window is not None:
             if submission.base < self.version:  # its beat is over: it counts in the next
                 self._window.miss(now)
-                self._buffered.append(submission)
+                self._buffered.append(self._owned(submission))
                 return [self._grant(submission.node, self.version - submission.base)]
             self._window.arrive(now)
         self._held.append(submission)
@@ -150,7 +155,13 @@ class Merger(Generic[Weights]):
         if self._rule.is_complete(self._buffered, list(self._bases)):
             return self._merge([submission.node], now)
         # A buffer that is not full: the weights as they are.
+        self._buffered[-1] = self._owned(submission)
         return [self._grant(submission.node, self.version - submission.base)]
+
+    def _owned(self, submission: Submission[Weights]) -> Submission[Weights]:
+        if self._own is None:
+            return submission
+        return replace(submission, increment=self._own(submission.increment))
 
     def _merge(self, tell: Iterable[int], now: float) -> list[Reply[Weights]]:
         world = World(
@@ -160,6 +171,7 @@ class Merger(Generic[Weights]):
             self._outstanding,
             self._qualities,
             self.memory,
+            self._add,
         )
         pending = [*self._buffered, *self._waiting]
         staleness = {s.node: world.staleness(s) for s in pending}

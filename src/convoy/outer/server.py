@@ -9,6 +9,7 @@ taken in once. Who asks again with a number that was answered gets the same answ
 speaks for an incarnation that was removed is refused.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,9 +20,12 @@ from torch import Tensor
 from convoy.errors import ConvoyError
 from convoy.outer.gate import Gate
 from convoy.outer.merger import Merger, Reply
+from convoy.outer.rooms import Rooms
 from convoy.outer.rules.rule import Rule, Submission
 from convoy.outer.rules.window import Window
 from convoy.outer.work import Order, Work
+
+_BLOCK = 1 << 18  # numbers
 
 
 class FencedError(ConvoyError):
@@ -126,6 +130,7 @@ class ParameterServer:
         vector: weights, then statistics.
         weights: how many of the numbers are weights.
         epoch_samples: samples of an epoch; at each, the weights are kept for a test.
+        rooms: where memory for new weights comes from.
     """
 
     def __init__(
@@ -139,16 +144,24 @@ class ParameterServer:
         first_version: int = 1,
         bound: int | None = None,
         window: Window | None = None,
+        rooms: Rooms | None = None,
     ) -> None:
+        self._rooms = rooms or Rooms()
         self._weights = weights
         self._statistics = vector[weights:].clone()
         self._work = work
         self._epoch_samples = epoch_samples
         self._merger: Merger[Tensor] = Merger(
-            rule, vector[:weights].clone(), first_version=first_version, bound=bound, window=window
+            rule,
+            self._rooms.copy(vector[:weights]),
+            first_version=first_version,
+            bound=bound,
+            window=window,
+            add=self._rooms.added,
+            own=self._rooms.copy,
         )
         self._gate = Gate()
-        self._joined: tuple[tuple[Tensor, Tensor], Tensor] | None = None
+        self._joined: tuple[Tensor, Tensor, Tensor] | None = None  # both parts, and the whole
         self._known: dict[int, tuple[str, int]] = {}  # of before the service was lost
         self.done = 0
         self.totals = Totals()
@@ -167,10 +180,14 @@ class ParameterServer:
 
     def _vector_of(self, weights: Tensor) -> Tensor:
         """Return some version's weights with the statistics; the last one made is remembered."""
-        parts = (weights, self._statistics)
-        if self._joined is None or not _are_same(self._joined[0], parts):
-            self._joined = (parts, torch.cat(parts))
-        return self._joined[1]
+        statistics = self._statistics
+        if statistics.numel() == 0:
+            return weights
+        joined = self._joined
+        if joined is None or joined[0] is not weights or joined[1] is not statistics:
+            whole = self._rooms.joined(weights, statistics)
+            joined = self._joined = (weights, statistics, whole)
+        return joined[2]
 
     @property
     def deadline(self) -> float | None:
@@ -266,7 +283,10 @@ class ParameterServer:
         report: Report,
         now: float,
     ) -> None:
-        """Take in what a node has trained, once."""
+        """Take in what a node has trained, once.
+
+        The vector is read until it is answered, and no longer: its memory may be used again then.
+        """
         member = self.check(node, incarnation)
         if number == member.number:
             self.totals.duplicates += 1
@@ -408,7 +428,7 @@ class ParameterServer:
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from such a state; every node must be admitted and ask for the weights again."""
-        self._merger.weights = tensors["weights"].clone()
+        self._merger.weights = self._rooms.copy(tensors["weights"])
         self._statistics = tensors["statistics"].clone()
         memory = {
             **values["memory"],
@@ -426,12 +446,14 @@ class ParameterServer:
         self._known = {int(n): (name, number) for n, (name, number) in values["numbers"].items()}
 
 
-def _are_same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
-    return one[0] is other[0] and one[1] is other[1]
-
-
 def _norm(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    """Return the length of a vector; what is not finite makes it so."""
+    # In blocks, because converting all to float64 takes 25 times as long, and float32 alone
+    # would lose what is small beside a long sum.
+    norm = math.hypot(*(float(torch.linalg.vector_norm(p)) for p in vector.split(_BLOCK)))
+    if math.isfinite(norm):
+        return norm
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares overflow later
 
 
 def _plain(submission: Submission[Tensor]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from convoy.config import SERVICE_STRATEGIES, Config
 from convoy.errors import ConfigError
 from convoy.outer.allocation.idpa import Mode
 from convoy.outer.holdings import EVERY_PASS, HeldWork
+from convoy.outer.rooms import Rooms
 from convoy.outer.rules.bound import least_bound
 from convoy.outer.rules.catalog import make_rule, parse_rule
 from convoy.outer.server import ParameterServer
@@ -88,6 +89,7 @@ def make_server(
     done: int = 0,
     *,
     hands_out: bool = True,
+    rooms: Rooms | None = None,
 ) -> ParameterServer:
     """Return the parameter server of a run, or one of several that share its weights.
 
@@ -99,6 +101,7 @@ def make_server(
         nodes: that are expected.
         done: samples that are in the weights already.
         hands_out: it is the one that hands out work.
+        rooms: where memory for new weights comes from.
     """
     plan = plan_service(config, nodes)
     server = ParameterServer(
@@ -109,6 +112,7 @@ def make_server(
         samples,
         first_version=config.first_version,
         bound=plan.bound,
+        rooms=rooms,
     )
     server.done = done
     return server

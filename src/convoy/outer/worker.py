@@ -94,15 +94,22 @@ class Worker:
         self.forget()
         self._job.executor.optimizer.state.clear()
 
-    def run(self, order: Order) -> tuple[Tensor, Report]:
-        """Do an order; return what it changed, with the statistics as they are, and a report."""
+    def run(self, order: Order, room: Tensor | None = None) -> tuple[Tensor, Report]:
+        """Do an order; return what it changed, with the statistics as they are, and a report.
+
+        Args:
+            order: what to do.
+            room: where to put what it changed; None: anywhere.
+        """
         assert self._base is not None
         main, _ = cut_spans(order.spans, order.samples - order.ahead)
         done = self._ahead_done + self._steps(order, main, order.steps, 0)
         self._ahead_done = _Done()
         self._local = self.flat.read()
-        vector = self._local.clone()
-        vector[: self.flat.weights] -= self._base
+        vector = torch.empty_like(self._local) if room is None else room
+        weights = self.flat.weights
+        torch.sub(self._local[:weights], self._base, out=vector[:weights])
+        vector[weights:] = self._local[weights:]
         report = Report(
             samples=done.samples,
             correct=done.correct,

@@ -36,9 +36,8 @@ class Agwu(AtOnce):
         (submission,) = pending
         bases = {**world.bases, submission.node: submission.base}
         factor = attenuation(submission.node, bases, self._divisor(world))
-        return Merged(
-            world.weights + submission.increment * (factor * self._worth(world, submission))
-        )
+        part = factor * self._worth(world, submission)
+        return Merged(world.add(world.weights, submission.increment, part))
 
     def _divisor(self, world: World[Weights]) -> float:
         if isinstance(self._scale, float):

@@ -40,5 +40,5 @@ class Beat(Together):
             worth = self._discount(world.staleness(submission))
             if submission.samples:
                 part = worth * submission.samples / total
-                weights = weights + submission.increment * part
+                weights = world.add(weights, submission.increment, part)
         return Merged(weights)

@@ -24,9 +24,8 @@ class Delta(AtOnce):
         """Add what is left of the increment."""
         (submission,) = pending
         worth = self._discount(world.staleness(submission))
-        return Merged(
-            world.weights + submission.increment * (self._rate * worth / max(1, len(world.bases)))
-        )
+        part = self._rate * worth / max(1, len(world.bases))
+        return Merged(world.add(world.weights, submission.increment, part))
 
 
 class FedBuff:
@@ -57,5 +56,6 @@ class FedBuff:
         weights = world.weights
         for submission in pending:
             worth = self._discount(world.staleness(submission))
-            weights = weights + submission.increment * (self._rate * worth / len(pending))
+            part = self._rate * worth / len(pending)
+            weights = world.add(weights, submission.increment, part)
         return Merged(weights)

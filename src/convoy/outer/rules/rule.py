@@ -5,7 +5,7 @@ changed. A rule says what the global weights become. Weights may be anything tha
 scales: a tensor in a run, an array or a number in a test. No rule knows which.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -33,6 +33,11 @@ class Submission(Generic[Weights]):
     rate: float = 1.0
 
 
+def add_scaled(weights: Weights, increment: Weights, factor: float) -> Weights:
+    """Return weights with some of an increment."""
+    return weights + increment * factor  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True, slots=True)
 class World(Generic[Weights]):
     """What the service knows when a rule is asked.
@@ -44,6 +49,7 @@ class World(Generic[Weights]):
         outstanding: the weights of those versions, where a rule needs them.
         qualities: the last accuracy each live node has reported.
         memory: what the rule itself wants to remember, by name.
+        add: `add_scaled`, or what gives the same and knows better where to put it.
     """
 
     weights: Weights
@@ -52,6 +58,7 @@ class World(Generic[Weights]):
     outstanding: Mapping[int, Weights] = field(default_factory=dict)
     qualities: Mapping[int, float] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
+    add: Callable[[Weights, Weights, float], Weights] = add_scaled
 
     def staleness(self, submission: Submission[Weights]) -> int:
         """Return how many versions a submission has missed."""

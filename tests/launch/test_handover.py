@@ -1,0 +1,270 @@
+"""Vectors that change hands in shared memory: whose they are when, and what is left behind."""
+
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from torch import Tensor
+
+from convoy.config import Config
+from convoy.launch import exchange as exchange_module
+from convoy.launch import parameters_pb2 as wire
+from convoy.launch import shared
+from convoy.launch.exchange import Exchange, Service
+from convoy.launch.keeper import Keeper
+from convoy.launch.parameters import ParameterShell
+from convoy.launch.record import Record
+from convoy.launch.shared import SharedRooms, SharedVector, remove, remove_rooms
+from convoy.launch.vectors import Coding
+from convoy.outer.server import Report
+from convoy.outer.service_plan import make_server
+
+SIZE = 20_000
+TOKEN, LEAD_TOKEN = "0123456789abcdef", "fedcba9876543210"
+RUN, MODEL, NODE, NAME = "run", "model", 0, "first"
+
+
+@contextmanager
+def served(folder: Path, rule: str = "delta-poly", nodes: int = 1) -> Iterator[str]:
+    """Serve a vector of ones without statistics; gives the address."""
+    rooms = SharedRooms(RUN)
+    config = Config(strategy="server", rule=rule, batch=nodes, exchange_every=1, overlap=False)
+    server = make_server(config, torch.ones(SIZE), SIZE, 10_000, nodes, 0, rooms=rooms)
+    for node in range(nodes):
+        server.admit(node, NAME, 1.0, 0.0)
+    with Record(folder / "record.jsonl") as record:
+        shell = ParameterShell(
+            server,
+            rooms,
+            run=RUN,
+            model=MODEL,
+            tokens=(TOKEN, LEAD_TOKEN),
+            keeper=Keeper(folder / "service"),
+            record=record,
+            journal=False,
+            write_every=1000,
+        )
+        port = shell.listen("127.0.0.1", 0, None)
+        shell._open = True
+        yield f"127.0.0.1:{port}"
+        shell.close()
+
+
+def connected(address: str, node: int = NODE, coding: Coding = "shared") -> Exchange:
+    return Exchange(
+        Service(address, TOKEN, RUN, patience_s=10),
+        node,
+        NAME,
+        model=MODEL,
+        size=SIZE,
+        dtype=torch.float32,
+        coding=coding,
+        check=lambda: None,
+    )
+
+
+def full_of(value: float) -> Tensor:
+    return torch.full((SIZE,), value)
+
+
+def blocks() -> set[str]:
+    return {path.name for path in shared._FOLDER.glob("convoy-*")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = blocks()
+    yield
+    assert blocks() <= before
+
+
+# ---------------------------------------------------------------- an exchange
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_is_handed_in_is_merged_and_the_answer_can_be_read(
+    tmp_path: Path, in_place: bool
+) -> None:
+    with served(tmp_path) as address, closing(connected(address)) as exchange:
+        given = exchange.pull()
+        assert torch.equal(given.vector, full_of(1.0))
+        for number in range(1, 6):
+            vector = full_of(0.5)
+            if in_place:
+                assert exchange.room is not None
+                vector = exchange.room.fill_(0.5)
+            given = exchange.push(given.version, vector, Report(samples=1)).result()
+            assert torch.equal(given.vector, full_of(1.0 + 0.5 * number))
+        assert exchange.bytes_up == exchange.bytes_down == 0
+
+
+def test_what_a_node_reads_stays_until_its_next_call(tmp_path: Path) -> None:
+    with served(tmp_path, nodes=2) as address:
+        slow, fast = connected(address, 0), connected(address, 1)
+        with closing(slow), closing(fast):
+            kept = slow.pull()
+            given = fast.pull()
+            for _ in range(10):  # more versions than there are rooms for
+                given = fast.push(given.version, full_of(1.0), Report(samples=1)).result()
+            assert given.version == kept.version + 10
+            assert torch.equal(kept.vector, full_of(1.0))
+    assert torch.equal(kept.vector, full_of(1.0))  # what was mapped stays mapped
+
+
+def test_a_node_cannot_write_to_the_services_weights(tmp_path: Path) -> None:
+    with served(tmp_path) as address, closing(connected(address)) as exchange:
+        given = exchange.pull()
+        given.vector.fill_(7.0)
+        other = exchange.push(given.version, full_of(0.0), Report(samples=1)).result()
+        assert torch.equal(other.vector, full_of(1.0))
+
+
+def test_what_the_service_keeps_is_its_own(tmp_path: Path) -> None:
+    with served(tmp_path, "fedbuff:size=2") as address, closing(connected(address)) as exchange:
+        given = exchange.pull()
+        assert exchange.room is not None
+        first = exchange.push(given.version, exchange.room.fill_(2.0), Report(samples=1)).result()
+        assert torch.equal(first.vector, full_of(1.0))  # one is not enough
+        exchange.room.fill_(4.0)
+        second = exchange.push(first.version, exchange.room, Report(samples=1)).result()
+        assert torch.equal(second.vector, full_of(1.0 + (2.0 + 4.0) / 2))
+
+
+@pytest.mark.parametrize("rule", ["mean", "beat"])
+def test_nodes_that_wait_for_each_other_are_merged_from_where_they_are(
+    tmp_path: Path, rule: str
+) -> None:
+    with served(tmp_path, rule, nodes=2) as address:
+        pair = [connected(address, node) for node in range(2)]
+        try:
+            versions = [exchange.pull().version for exchange in pair]
+            for beat in range(1, 4):
+                pending = [
+                    exchange.push(version, full_of(value), Report(samples=1))
+                    for exchange, version, value in zip(pair, versions, (1.0, 3.0), strict=True)
+                ]
+                given = [future.result(timeout=20) for future in pending]
+                assert all(torch.equal(g.vector, full_of(1.0 + 2.0 * beat)) for g in given)
+                versions = [g.version for g in given]
+        finally:
+            for exchange in pair:
+                exchange.close()
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+def test_a_call_that_was_given_up_reads_nothing_any_more(tmp_path: Path) -> None:
+    with served(tmp_path) as address, closing(connected(address)) as exchange:
+        given = exchange.pull()
+        stale = exchange._push(1, given.version)
+        stale.turn, stale.looks = exchange._turn, True
+        stale.trained.CopyFrom(wire.Trained(samples=1))
+        exchange.pull()  # a later call
+        with pytest.raises(grpc.RpcError) as caught:
+            exchange._call(iter([wire.Up(push=stale)]), metadata=exchange._metadata).__next__()
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        assert exchange.pull().version == given.version
+
+
+def test_the_block_of_another_node_is_refused(tmp_path: Path) -> None:
+    with served(tmp_path, nodes=2) as address:
+        mine, other = connected(address, 0), connected(address, 1)
+        with closing(mine), closing(other):
+            mine.pull()
+            push = other._push(0, 0)
+            assert mine._shared is not None
+            push.shared, push.turn = mine._shared.name, 1000
+            with pytest.raises(grpc.RpcError, match="another node's"):
+                other._call(iter([wire.Up(push=push)]), metadata=other._metadata).__next__()
+            assert torch.equal(mine.pull().vector, full_of(1.0))
+
+
+@pytest.mark.parametrize("lost", ["node's", "service's"])
+def test_without_shared_memory_vectors_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    def nothing(*_: object) -> None:
+        return None
+
+    if lost == "service's":
+        monkeypatch.setattr(shared, "_make", nothing)
+    with served(tmp_path) as address:
+        if lost == "node's":
+            monkeypatch.setattr(SharedVector, "make", nothing)
+        with closing(connected(address)) as exchange:
+            given = exchange.pull()
+            given = exchange.push(given.version, full_of(2.0), Report(samples=1)).result()
+            assert torch.equal(given.vector, full_of(3.0))
+            assert exchange.bytes_down == 2 * 4 * SIZE
+
+
+def test_an_answer_that_cannot_be_opened_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "_FIRST_PAUSE_S", 0.01)
+    with served(tmp_path) as address:
+        remove_rooms(RUN)  # by somebody who tidies up
+        with closing(connected(address)) as exchange:
+            given = exchange.pull()
+            given = exchange.push(given.version, full_of(2.0), Report(samples=1)).result()
+            assert torch.equal(given.vector, full_of(3.0))
+            assert exchange.retries == 1
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def test_a_block_is_opened_only_if_it_is_what_it_should_be(tmp_path: Path) -> None:
+    made = SharedVector.make(100, torch.float32)
+    assert made is not None
+    link = shared._FOLDER / f"convoy-{secrets.token_hex(16)}"
+    link.symlink_to(shared._FOLDER / made.name)
+    try:
+        for open_it in (SharedVector.open, SharedVector.look_at):
+            found = open_it(made.name, 100, torch.float32)
+            assert found is not None
+            made.vector.fill_(3.0)
+            assert torch.equal(found.vector, made.vector)
+            assert open_it(made.name, 101, torch.float32) is None
+            assert open_it(f"../{made.name}", 100, torch.float32) is None
+            assert open_it(link.name, 100, torch.float32) is None
+            assert open_it(f"convoy-{secrets.token_hex(16)}", 100, torch.float32) is None
+    finally:
+        remove(made.name)
+        link.unlink()
+
+
+def test_what_a_killed_service_left_vanishes_with_the_next() -> None:
+    rooms = SharedRooms("killed")
+    kept = rooms.empty(100, torch.float32).fill_(1.0)
+    name = rooms.name_of(kept)
+    assert name in blocks()
+    again = SharedRooms("killed")
+    assert name not in blocks()
+    assert torch.equal(kept, torch.ones(100))
+    assert again.name_of(again.empty(100, torch.float32)) in blocks()
+    again.close()
+
+
+def _swap(exchange: Exchange, count: int) -> int:
+    given = exchange.pull()
+    for _ in range(count):
+        given = exchange.push(given.version, full_of(1.0), Report(samples=1)).result()
+        assert bool((given.vector == given.vector[0]).all()), "read while it was written"
+    return count
+
+
+def test_many_nodes_at_once_never_read_what_is_being_written(tmp_path: Path) -> None:
+    with served(tmp_path, nodes=4) as address, ThreadPoolExecutor(4) as pool:
+        exchanges = [connected(address, node) for node in range(4)]
+        try:
+            assert sum(pool.map(_swap, exchanges, [25] * 4)) == 100
+        finally:
+            for exchange in exchanges:
+                exchange.close()
