@@ -57,7 +57,7 @@ def test_config_is_frozen() -> None:
 def test_every_field_has_help_and_a_group() -> None:
     for field in FIELDS.values():
         assert field.metadata["help"].endswith(".")
-        groups = ("Data", "Model", "Nodes", "Training", "Machine", "Output")
+        groups = ("Data", "Model", "Nodes", "Server", "Training", "Machine", "Output")
         assert field.metadata["group"] in groups
 
 

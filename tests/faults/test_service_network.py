@@ -173,14 +173,13 @@ def test_fifty_calls_that_break_off_in_the_middle_keep_no_node_out_and_are_ended
             stack.enter_context(half_a_call(proxy.address))
         wait_until(lambda: calls_under_way() == 50, "all of them are under way")
         proxy.cut()
-        cut_at = time.monotonic()
         client = Client(bench, history, 0)
         with running([client]):
             wait_until(lambda: client.acknowledged_at, "a node hands in", 1)
             client.join(10)
-        wait_until(lambda: calls_under_way() == 0, "they are ended", 15)
-        print(f"ended after {time.monotonic() - cut_at:.2f} s")
-        assert proxy.hits["cut up"] > 0
+        assert calls_under_way() == 50  # nobody has told
+        bench.remove(1, "vanished")  # the lead has heard nothing of it for some seconds
+        wait_until(lambda: calls_under_way() == 0, "they are ended", 5)
         assert find_all_faults(bench, history, bench.samples) == []
 
 

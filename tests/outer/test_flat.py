@@ -22,7 +22,7 @@ def test_a_vector_brings_another_network_to_the_same_numbers() -> None:
     one, other = network(), network()
     with torch.no_grad():
         for parameter in other.parameters():
-            parameter += 1.0
+            parameter.add_(1.0)
     mean = other[1].running_mean
     assert isinstance(mean, Tensor)
     mean += 1.0

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -37,7 +38,7 @@ PROTOCOL = 2
 _CALLS_AT_MOST = 160
 _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
-_IDLE_AT_MOST_MS = 60_000  # between two calls a node computes
+_IDLE_AT_MOST_MS = 4_000  # a node that computes for longer connects anew by itself
 _LEAD_ONLY = ("Admit", "Remove", "Open", "Status", "Weights")
 
 
@@ -98,6 +99,7 @@ class ParameterShell:
         self._problem = ""
         self._closing = False
         self._open = False
+        self._calls: dict[tuple[int, str], set[grpc.ServicerContext]] = {}
         self._blocks: dict[str, _Block] = {}
         self._placing = threading.Lock()
         self._placed: tuple[Tensor, Tensor] | None = None  # a vector, and its copy to look at
@@ -176,13 +178,14 @@ class ParameterShell:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the service does not know its nodes yet")
         try:
             push = self._first(messages)
-            block = self._begin_turn(push)
-            vector = None
-            if push.number:
-                vector = yield from self._receive(push, block, messages)
-            self._happen(push, block, vector)
-            if not push.rests:
-                yield from self._wait_and_answer(push, block, context)
+            with self._under_way(push, context):
+                block = self._begin_turn(push)
+                vector = None
+                if push.number:
+                    vector = yield from self._receive(push, block, messages)
+                self._happen(push, block, vector)
+                if not push.rests:
+                    yield from self._wait_and_answer(push, block, context)
         except _OvertakenError as error:
             context.abort(grpc.StatusCode.CANCELLED, str(error))
         except DamagedError as error:
@@ -191,6 +194,16 @@ class ParameterShell:
             self._refuse(context, grpc.StatusCode.ABORTED, str(error))
         except FencedError as error:
             self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    @contextmanager
+    def _under_way(self, push: wire.Push, context: grpc.ServicerContext) -> Iterator[None]:
+        """Let a call end with its node's part in the run: who is cut off cannot end it."""
+        calls = self._calls.setdefault((push.node, push.incarnation), set())
+        calls.add(context)
+        try:
+            yield
+        finally:
+            calls.discard(context)
 
     def _refuse(
         self, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str
@@ -389,11 +402,13 @@ class ParameterShell:
             values = {"node": admission.node, "incarnation": admission.incarnation}
             self._record.write("remove", **values, now=now)
             self._server.remove(admission.node, admission.incarnation, now)
-            self._forget_blocks((admission.node, admission.incarnation))
+            self._forget((admission.node, admission.incarnation))
             self._note_change()
         return wire.Done()
 
-    def _forget_blocks(self, owner: tuple[int, str]) -> None:
+    def _forget(self, owner: tuple[int, str]) -> None:
+        for call in list(self._calls.pop(owner, ())):
+            call.cancel()
         for name in [n for n, block in self._blocks.items() if block.owner == owner]:
             del self._blocks[name]
             remove(name)
