@@ -99,7 +99,7 @@ def test_a_trial_says_how_much_was_trained_and_merged() -> None:
 
 
 def test_it_learns() -> None:
-    outcome = simulate(bench(), Beat(), replace(PAIR, batch=(16, 16), epochs=20.0))
+    outcome = simulate(bench(), Beat(), replace(PAIR, batch=(8, 8), epochs=40.0))
     assert outcome.accuracy > 0.9
 
 
@@ -139,7 +139,7 @@ def test_stumbling_and_steps_ahead_run_with_every_kind_of_rule() -> None:
     for rule in (Beat(), Delta(), fedavg(), FedBuff(3)):
         outcome = simulate(bench(norm=True), rule, trial)
         assert 0.3 <= outcome.accuracy <= 1.0
-        assert outcome.versions > 3
+        assert outcome.versions >= 3
         assert outcome.samples % 24 == 0
 
 
