@@ -2,22 +2,35 @@
 
 python tools/draw_pictures.py terminal docs/images/train.svg
 python tools/draw_pictures.py curve SUMMARY.json docs/images/cifar10-resnet20.png
+python tools/draw_pictures.py claims BPT.json docs/images     # of: convoy bench bpt --json
 """
 
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from convoy.bench.plot import write_plot
+from convoy.bench.report import Report, Row
 from convoy.cli.train import print_summary
 from convoy.config import load_config
 from convoy.monitor.terminal import TerminalView
 from convoy.trainer import train
 
+CLAIMS = {
+    "C1": ("unequal: all epochs", "unequal: accuracy"),
+    "C4": ("1 node: all epochs", "2 nodes: all epochs", "unequal: all epochs"),
+    "C5": ("unequal: to 70%", "unequal: epochs to 70%"),
+    "C6": ("unequal: all epochs", "equal: all epochs", "stumbling: all epochs"),
+    "C7": ("unequal: weights moved", "unequal: samples moved"),
+    "C8": ("unequal: balance", "equal: balance"),
+    "C9": ("unequal: waiting", "stumbling: waiting"),
+}
 MAIN_JOB = Path(__file__).parents[1] / "examples/unequal.toml"
 
 
@@ -49,12 +62,27 @@ def draw_curve(source: Path, target: Path) -> None:
     figure.savefig(target, dpi=150)
 
 
-def main(kind: str, *paths: str) -> None:
-    """Draw one picture."""
-    if kind == "terminal":
-        draw_terminal(Path(paths[0]))
-    else:
-        draw_curve(Path(paths[0]), Path(paths[1]))
+def draw_claims(source: Path, folder: Path) -> None:
+    """Draw a picture for each claim of BPT-CNN from what `convoy bench bpt` has measured."""
+    rows = json.loads(source.read_text())["rows"]
+    for claim, tasks in CLAIMS.items():
+        chosen = tuple(
+            Row(row["task"], row["system"], row["unit"], tuple(row["values"]))
+            for task in tasks
+            for row in rows
+            if row["task"] == task
+        )
+        write_plot(Report(f"bpt, claim {claim}", 0, chosen, ()), folder / f"bpt-{claim}.png")
+
+
+def main(kind: str, *names: str) -> None:
+    """Draw one picture, or the pictures of one kind."""
+    draw: dict[str, Callable[..., None]] = {
+        "terminal": draw_terminal,
+        "curve": draw_curve,
+        "claims": draw_claims,
+    }
+    draw[kind](*(Path(name) for name in names))
 
 
 if __name__ == "__main__":

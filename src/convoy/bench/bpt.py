@@ -38,10 +38,9 @@ class Outcome:
     balance: float
 
     @property
-    def curve(self) -> list[tuple[float, float, int]]:
-        """Return seconds, accuracy and samples after each epoch."""
-        history = self.summary["history"]
-        return [(h["seconds"], h["test_accuracy"], h["samples"]) for h in history]
+    def curve(self) -> list[tuple[float, float]]:
+        """Return seconds and accuracy after each epoch."""
+        return [(h["seconds"], h["test_accuracy"]) for h in self.summary["history"]]
 
     @property
     def accuracy(self) -> float:
@@ -53,9 +52,10 @@ class Outcome:
         """Return how long all epochs took."""
         return float(self.summary["seconds"])
 
-    def seconds_to(self, level: float) -> float | None:
-        """Return when a level was reached, if it was."""
-        return next((seconds for seconds, found, _ in self.curve if found >= level), None)
+    def reached(self, level: float) -> tuple[float, float] | None:
+        """Return after how many seconds and epochs a level was reached, if it was."""
+        places = enumerate(self.curve, start=1)
+        return next(((s, float(epoch)) for epoch, (s, found) in places if found >= level), None)
 
 
 def _options(name: str) -> dict[str, Any]:
@@ -92,8 +92,12 @@ def bench_bpt(*, quick: bool, tell: Callable[[str], None]) -> Report:
             add("equal", name, 0, speeds=EQUAL)
             add("stumbling", name, 0, speed_changes=STUMBLES)
         for size in (1, 2):
-            add(f"{size} nodes", IDPA_AGWU, 0, speeds=SPEEDS[:size])
+            add(_count(size), IDPA_AGWU, 0, speeds=SPEEDS[:size])
     return Report("bpt", len(seeds), tuple(_rows(found)), tuple(_bars(found)))
+
+
+def _count(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 _GRID = (IDPA_AGWU, IDPA_SGWU, UNIFORM_AGWU, UNIFORM_SGWU)
@@ -159,9 +163,10 @@ def _rows(found: dict[tuple[str, str], list[Outcome]]) -> list[Row]:
                 ("submissions", "count", [float(o.summary["submissions"]) for o in outcomes]),
             ]
         for level in LEVELS:
-            reached = [s for s in (o.seconds_to(level) for o in outcomes) if s is not None]
+            reached = [found for found in (o.reached(level) for o in outcomes) if found]
             if len(reached) == len(outcomes):
-                parts.append((f"to {level:.0%}", "seconds", reached))
+                parts.append((f"to {level:.0%}", "seconds", [s for s, _ in reached]))
+                parts.append((f"epochs to {level:.0%}", "epochs", [e for _, e in reached]))
         rows += [Row(f"{kind}: {what}", name, unit, tuple(v)) for what, unit, v in parts]
     return rows
 
@@ -185,7 +190,7 @@ def _bars(found: dict[tuple[str, str], list[Outcome]]) -> list[Bar]:
     lost = median("unequal", UNIFORM_SGWU, lambda o: o.accuracy) - median(
         "unequal", IDPA_AGWU, lambda o: o.accuracy
     )
-    two, one = (median(f"{n} nodes", IDPA_AGWU, seconds) for n in (2, 1))
+    two, one = (median(_count(n), IDPA_AGWU, seconds) for n in (2, 1))
     four = median("unequal", IDPA_AGWU, seconds)
     balance = [median("unequal", name, lambda o: o.balance) for name in (IDPA_AGWU, UNIFORM_AGWU)]
     return [
