@@ -36,7 +36,7 @@ format: setup-dev
 
 # The messages between lead and nodes, from their description.
 proto: setup-dev
-	$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/convoy/launch/*.proto
+	$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/convoy/launch/*.proto src/convoy/launch/parameters/*.proto
 
 setup: $(VENV)/.ready
 setup-dev: $(VENV)/.ready-dev

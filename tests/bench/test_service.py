@@ -4,7 +4,7 @@ import pytest
 
 from convoy.bench import service
 from convoy.bench.peers.carriers import Load, open_gloo, open_socket
-from convoy.launch.vectors import Coding
+from convoy.launch.parameters.vectors import Coding
 
 LOAD = Load(5_000, count=3, warm=1)
 

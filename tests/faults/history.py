@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from convoy.launch.record import read_record
+from convoy.launch.parameters.record import read_record
 from convoy.outer.rules.rule import Merged, Rule, Submission, World
 from convoy.outer.server import BehindError, ParameterServer, Report
 from convoy.outer.work import Order, Span, Work

@@ -26,15 +26,15 @@ from torch import Tensor
 
 from convoy.config import Config
 from convoy.errors import ConvoyError
-from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import TOKEN_KEY, open_channel
-from convoy.launch.exchange import Exchange, Given, Service
-from convoy.launch.keeper import Keeper
-from convoy.launch.parameters import ParameterShell
-from convoy.launch.record import Record
-from convoy.launch.service_process import ServiceLostError, ServiceOrder, ServiceProcess
-from convoy.launch.shared import SharedRooms
-from convoy.launch.vectors import Arriving, Coding
+from convoy.launch.parameters import messages_pb2 as wire
+from convoy.launch.parameters.exchange import Exchange, Given, Service
+from convoy.launch.parameters.keeper import Keeper
+from convoy.launch.parameters.process import ServiceLostError, ServiceOrder, ServiceProcess
+from convoy.launch.parameters.record import Record
+from convoy.launch.parameters.shared import SharedRooms
+from convoy.launch.parameters.shell import ParameterShell
+from convoy.launch.parameters.vectors import Arriving, Coding
 from convoy.outer.crew import Tls
 from convoy.outer.server import BehindError, FencedError, ParameterServer, Report
 from convoy.outer.service_plan import make_server

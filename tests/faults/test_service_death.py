@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from convoy.launch.record import Record, read_record
-from convoy.launch.service_process import ServiceLostError
+from convoy.launch.parameters.process import ServiceLostError
+from convoy.launch.parameters.record import Record, read_record
 from convoy.outer.server import BehindError, Report
 from convoy.outer.service_plan import make_server
 from tests.faults.history import History, find_faults, marks_in

@@ -12,10 +12,10 @@ from contextlib import ExitStack, closing, contextmanager
 import grpc
 import pytest
 
-from convoy.launch import exchange
-from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import TOKEN_KEY
-from convoy.launch.parameters import PROTOCOL
+from convoy.launch.parameters import exchange
+from convoy.launch.parameters import messages_pb2 as wire
+from convoy.launch.parameters.shell import PROTOCOL
 from tests.faults.history import History
 from tests.faults.light import (
     MODEL,

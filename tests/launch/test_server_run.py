@@ -13,8 +13,8 @@ import pytest
 
 from convoy.config import Config, read_toml
 from convoy.errors import CheckpointError, ConvoyError
-from convoy.launch.record import read_record
-from convoy.launch.replay import replay
+from convoy.launch.parameters.record import read_record
+from convoy.launch.parameters.replay import replay
 from convoy.run import Run
 from convoy.tracking import untracked
 from convoy.trainer import run_training

@@ -16,7 +16,7 @@ from typing import Any
 
 from convoy.bench.report import Bar, Report, Row
 from convoy.errors import ConvoyError
-from convoy.launch.record import read_record
+from convoy.launch.parameters.record import read_record
 from convoy.trainer import run_training
 
 SPEEDS = (0.8, 0.6, 0.4, 0.2)

@@ -38,9 +38,9 @@ from convoy.bench.peers.crew import Crew, Link
 from convoy.bench.report import Bar, Report, Row, median_ratio
 from convoy.config import Config
 from convoy.launch.certificate import read_or_make_tls
-from convoy.launch.exchange import Exchange, Service
-from convoy.launch.service_process import ServiceOrder, ServiceProcess
-from convoy.launch.vectors import Coding
+from convoy.launch.parameters.exchange import Exchange, Service
+from convoy.launch.parameters.process import ServiceOrder, ServiceProcess
+from convoy.launch.parameters.vectors import Coding
 from convoy.outer.server import ParameterServer
 from convoy.outer.server import Report as Trained
 from convoy.outer.service_plan import make_server

@@ -25,7 +25,7 @@ def replay(run: Path, /, *, json: Annotated[bool, Parameter(negative="")] = Fals
         Print one JSON object as the last line on standard output.
     """
     from convoy.config import Config, read_toml
-    from convoy.launch.replay import replay as do_again
+    from convoy.launch.parameters.replay import replay as do_again
     from convoy.monitor.terminal import make_console, make_track
     from convoy.storage.runfolder import RunFolder
 

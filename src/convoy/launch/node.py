@@ -22,9 +22,9 @@ from convoy.errors import ConvoyError
 from convoy.files import digest_of_text
 from convoy.inner.probe import measure
 from convoy.launch import wire_pb2 as wire
-from convoy.launch.exchange import Service
 from convoy.launch.link import LeadLostError, Link, RefusedError
 from convoy.launch.links import enter_namespace
+from convoy.launch.parameters.exchange import Service
 from convoy.launch.server_node import Supply, choose_coding, open_supply, take_part
 from convoy.monitor.events import EventStream
 from convoy.outer.job import Job

@@ -7,7 +7,7 @@ from convoy.launch.quiet import quiet_engines
 
 _PRELOADED = [
     "convoy.launch.node",
-    "convoy.launch.service_process",
+    "convoy.launch.parameters.process",
     "convoy.outer.lockstep",
     "convoy.inner.eager",
 ]

@@ -21,11 +21,11 @@ from convoy.data.card import DataCard
 from convoy.errors import ConvoyError
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.lead import Lead
+from convoy.launch.parameters.process import ServiceLostError, ServiceOrder
+from convoy.launch.parameters.services import Services
 from convoy.launch.roster import NodeRecord, summarise_nodes
 from convoy.launch.samples import SampleServer
 from convoy.launch.server_node import EVERYTHING_IS_TRAINED
-from convoy.launch.service_process import ServiceLostError, ServiceOrder
-from convoy.launch.services import Services
 from convoy.monitor.events import NodesEvent, StepEvent, WarningEvent
 from convoy.outer.crew import Crew
 from convoy.outer.flat import Flat

@@ -17,11 +17,11 @@ from convoy.errors import ConvoyError
 from convoy.files import user_path
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.door import TOKEN_KEY, open_channel
-from convoy.launch.exchange import Exchange, Given, Service
 from convoy.launch.link import Link
+from convoy.launch.parameters.exchange import Exchange, Given, Service
+from convoy.launch.parameters.shards import ShardedExchange, part_digest
+from convoy.launch.parameters.vectors import Coding
 from convoy.launch.samples import CHANNEL_OPTIONS, SampleClient
-from convoy.launch.shards import ShardedExchange, part_digest
-from convoy.launch.vectors import Coding
 from convoy.outer.job import Job
 from convoy.outer.lockstep import Left
 from convoy.outer.server import BehindError, Report

@@ -17,8 +17,8 @@ from convoy.assembly import Given, make_job
 from convoy.config import SERVICE_STRATEGIES, Config
 from convoy.errors import CheckpointError, ConvoyError
 from convoy.launch.choose import config_of_nodes
-from convoy.launch.record import read_record
-from convoy.launch.vectors import checksum, encoded
+from convoy.launch.parameters.record import read_record
+from convoy.launch.parameters.vectors import checksum, encoded
 from convoy.monitor.events import EventStream
 from convoy.outer.flat import Flat
 from convoy.outer.job import Job

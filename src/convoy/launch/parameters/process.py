@@ -23,14 +23,14 @@ from torch import Tensor
 
 from convoy.config import Config
 from convoy.errors import ConvoyError, EnvironmentProblem
-from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import TOKEN_KEY, open_channel
-from convoy.launch.keeper import Keeper
-from convoy.launch.parameters import ParameterShell
+from convoy.launch.parameters import messages_pb2 as wire
+from convoy.launch.parameters.keeper import Keeper
+from convoy.launch.parameters.record import Record
+from convoy.launch.parameters.shared import SharedRooms, remove_rooms
+from convoy.launch.parameters.shell import ParameterShell
+from convoy.launch.parameters.vectors import Arriving
 from convoy.launch.processes import how_it_ended, process_context
-from convoy.launch.record import Record
-from convoy.launch.shared import SharedRooms, remove_rooms
-from convoy.launch.vectors import Arriving
 from convoy.outer.crew import Tls
 from convoy.outer.service_plan import make_server
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from convoy.errors import StorageError
-from convoy.launch.record import Record, read_record
+from convoy.launch.parameters.record import Record, read_record
 
 PATH = Path("record.jsonl")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convoy.launch import shared
-from convoy.launch.shared import SharedVector, remove
+from convoy.launch.parameters import shared
+from convoy.launch.parameters.shared import SharedVector, remove
 
 SIZE = 1000
 MEMORY = Path("/dev/shm")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from convoy.launch.exchange import Exchange, Given
+from convoy.launch.parameters.exchange import Exchange, Given
 from convoy.outer.server import BehindError, Report
 
 

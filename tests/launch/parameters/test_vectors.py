@@ -5,7 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.launch.vectors import Arriving, Coding, DamagedError, checksum, encoded, encoded_bytes
+from convoy.launch.parameters.vectors import (
+    Arriving,
+    Coding,
+    DamagedError,
+    checksum,
+    encoded,
+    encoded_bytes,
+)
 
 FLOATS = st.lists(st.floats(width=32), max_size=50)
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from convoy.errors import ConvoyError, EnvironmentProblem
-from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import CHUNK_BYTES, TOKEN_KEY, cut, open_channel
-from convoy.launch.parameters import PROTOCOL
-from convoy.launch.shared import SharedVector, remove
-from convoy.launch.vectors import Arriving, Coding, DamagedError, checksum, encoded
+from convoy.launch.parameters import messages_pb2 as wire
+from convoy.launch.parameters.shared import SharedVector, remove
+from convoy.launch.parameters.shell import PROTOCOL
+from convoy.launch.parameters.vectors import Arriving, Coding, DamagedError, checksum, encoded
 from convoy.outer.server import BehindError, FencedError, Report
 from convoy.outer.work import Order
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.files import FAILPOINTS
-from convoy.launch.keeper import Keeper
+from convoy.launch.parameters.keeper import Keeper
 from tests.outer.test_server import make_server, pull, submit
 
 FOLDER = Path("service")

@@ -10,20 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import grpc
-import torch
 from torch import Tensor
 
-from convoy.errors import ConvoyError
-from convoy.launch import parameters_pb2 as wire
 from convoy.launch.door import TokenGate, bytes_of, cut, open_server
-from convoy.launch.keeper import Keeper
-from convoy.launch.record import Record
-from convoy.launch.shared import SharedRooms, SharedVector, remove
-from convoy.launch.vectors import (
+from convoy.launch.parameters import messages_pb2 as wire
+from convoy.launch.parameters.durability import Durability
+from convoy.launch.parameters.keeper import Keeper
+from convoy.launch.parameters.lending import Block, Lending, OvertakenError, Owner
+from convoy.launch.parameters.record import Record
+from convoy.launch.parameters.shared import SharedRooms
+from convoy.launch.parameters.vectors import (
     Arriving,
     Coding,
     DamagedError,
@@ -40,25 +40,6 @@ _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
 _IDLE_AT_MOST_MS = 4_000  # a node that computes for longer connects anew by itself
 _LEAD_ONLY = ("Admit", "Remove", "Open", "Status", "Weights")
-
-
-@dataclass(eq=False)
-class _Block:
-    """A node's shared memory.
-
-    Attributes:
-        turn: its newest call; older ones, given up by the node, may neither read nor lend.
-        lent: what the node is reading until its next call.
-    """
-
-    up: SharedVector
-    owner: tuple[int, str]
-    turn: int = 0
-    lent: Tensor | None = None
-
-
-class _OvertakenError(ConvoyError):
-    """The node has given this call up and made another."""
 
 
 class ParameterShell:
@@ -87,22 +68,17 @@ class ParameterShell:
         journal: bool,
         write_every: int,
     ) -> None:
-        self._server, self._rooms = server, rooms
+        self._server = server
         self._run, self._model = run, model
         self._tokens = tokens
         self._keeper, self._record = keeper, record
-        self._journal, self._write_every = journal, write_every
         self._size, self._dtype = server.vector.numel(), server.vector.dtype
+        self._lending = Lending(rooms, self._size, self._dtype)
         self._changed = threading.Condition()
-        self._changes, self._durable = 0, 0
-        self._durable_version = server.version
-        self._problem = ""
+        self._durability = Durability(journal, write_every, server.version)
         self._closing = False
         self._open = False
-        self._calls: dict[tuple[int, str], set[grpc.ServicerContext]] = {}
-        self._blocks: dict[str, _Block] = {}
-        self._placing = threading.Lock()
-        self._placed: tuple[Tensor, Tensor] | None = None  # a vector, and its copy to look at
+        self._calls: dict[Owner, set[grpc.ServicerContext]] = {}
         self._moved = 0  # bytes of vectors, in shared memory too
         self._decode_failures = 0
         self._threads = [
@@ -135,9 +111,7 @@ class ParameterShell:
         self._threads[1].join()
         self._record.write("end", **self._fingerprint())
         self._grpc.stop(grace=0.5).wait()
-        for name in self._blocks:
-            remove(name)
-        self._rooms.close()
+        self._lending.close()
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(call: Callable[..., Any], message: Any) -> grpc.RpcMethodHandler:  # noqa: ANN401
@@ -179,14 +153,16 @@ class ParameterShell:
         try:
             push = self._first(messages)
             with self._under_way(push, context):
-                block = self._begin_turn(push)
+                block = None
+                if push.shared:
+                    block = self._lending.begin(push.shared, _owner(push), push.turn)
                 vector = None
                 if push.number:
                     vector = yield from self._receive(push, block, messages)
                 self._happen(push, block, vector)
                 if not push.rests:
                     yield from self._wait_and_answer(push, block, context)
-        except _OvertakenError as error:
+        except OvertakenError as error:
             context.abort(grpc.StatusCode.CANCELLED, str(error))
         except DamagedError as error:
             self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -198,8 +174,10 @@ class ParameterShell:
     @contextmanager
     def _under_way(self, push: wire.Push, context: grpc.ServicerContext) -> Iterator[None]:
         """Let a call end with its node's part in the run: who is cut off cannot end it."""
-        calls = self._calls.setdefault((push.node, push.incarnation), set())
-        calls.add(context)
+        with self._changed:
+            self._server.check(push.node, push.incarnation)
+            calls = self._calls.setdefault(_owner(push), set())
+            calls.add(context)
         try:
             yield
         finally:
@@ -234,30 +212,10 @@ class ParameterShell:
             expected = encoded_bytes(self._size, self._dtype, _coding(push))
         if push.length != expected:
             raise DamagedError(f"it has {push.length} bytes where {expected} are right")
-        with self._changed:
-            self._server.check(push.node, push.incarnation)
         return push
 
-    def _begin_turn(self, push: wire.Push) -> _Block | None:
-        """Return a node's shared memory, which is the service's from now on."""
-        if not push.shared:
-            return None
-        with self._changed:
-            block = self._blocks.get(push.shared)
-            if block is None:
-                up = SharedVector.open(push.shared, self._size, self._dtype)
-                if up is None:
-                    raise DamagedError("there is no such shared memory")
-                block = self._blocks[push.shared] = _Block(up, (push.node, push.incarnation))
-            if block.owner != (push.node, push.incarnation):
-                raise DamagedError("this shared memory is another node's")
-            if push.turn <= block.turn:
-                raise _OvertakenError("a later call of this node is here")
-            block.turn, block.lent = push.turn, None
-        return block
-
     def _receive(
-        self, push: wire.Push, block: _Block | None, messages: Iterator[wire.Up]
+        self, push: wire.Push, block: Block | None, messages: Iterator[wire.Up]
     ) -> Generator[wire.Down, None, Tensor]:
         """Return a vector; over a slow link, let the node know that it arrives."""
         if push.coding == "shared":
@@ -274,11 +232,11 @@ class ParameterShell:
                 yield wire.Down(wait=wire.Done())
         return arriving.vector(push.checksum)
 
-    def _happen(self, push: wire.Push, block: _Block | None, vector: Tensor | None) -> None:
+    def _happen(self, push: wire.Push, block: Block | None, vector: Tensor | None) -> None:
         """Let the server take in a pull or a submission."""
         with self._changed:
-            if block is not None and block.turn != push.turn:
-                raise _OvertakenError("a later call of this node is here")
+            if block is not None:
+                block.check(push.turn)
             now = time.monotonic()
             node, incarnation = push.node, push.incarnation
             self._server.check(node, incarnation)
@@ -305,23 +263,23 @@ class ParameterShell:
             self._note_change()
 
     def _note_change(self) -> None:
-        self._changes += 1
+        self._durability.changes += 1
         self._changed.notify_all()
 
     def _wait_and_answer(
         self,
         push: wire.Push,
-        block: _Block | None,
+        block: Block | None,
         context: grpc.ServicerContext,
     ) -> Iterator[wire.Down]:
         told_at = time.monotonic()
-        target: int | None = None  # the change that must be on disk before the answer goes out
+        change: int | None = None  # what must be on disk before the answer goes out
         while context.is_active():
             with self._changed:
                 answer = self._server.answer_to(push.node, push.incarnation, push.number)
                 if answer is not None:
-                    target = self._changes if target is None else target
-                    answer = answer if self._may_tell(answer, target) else None
+                    change = self._durability.changes if change is None else change
+                    answer = answer if self._may_tell(answer, change) else None
                 if answer is None:
                     self._changed.wait(_STILL_HERE_S)
             if answer is not None:
@@ -331,15 +289,10 @@ class ParameterShell:
                 told_at = time.monotonic()
                 yield wire.Down(wait=wire.Done())
 
-    def _may_tell(self, answer: Answer, target: int) -> bool:
-        """Tell whether no more than is allowed would be lost with the service after an answer."""
-        if self._problem:  # a full disk does not stop the training
-            return True
-        if self._journal or answer.is_over:  # who hears that it is over does not come back
-            return self._durable >= target
-        return answer.version - self._durable_version <= self._write_every
+    def _may_tell(self, answer: Answer, change: int) -> bool:
+        return self._durability.may_tell(answer.version, change, is_over=answer.is_over)
 
-    def _told(self, answer: Answer, push: wire.Push, block: _Block | None) -> Iterator[wire.Down]:
+    def _told(self, answer: Answer, push: wire.Push, block: Block | None) -> Iterator[wire.Down]:
         told = wire.Told(
             number=answer.number,
             version=answer.version,
@@ -348,32 +301,15 @@ class ParameterShell:
             refused=answer.refused,
             waited_s=answer.waited_s,
         )
-        name = self._lend(answer.vector, push, block) if block is not None and push.looks else None
+        name = None
+        if block is not None and push.looks:
+            name = self._lending.lend(answer.vector, block, push.turn)
         if name is not None:
             self._moved += answer.vector.nbytes
             told.coding, told.shared = "shared", name
             yield wire.Down(told=told)
             return
         yield from self._sent_vector(told, answer.vector)
-
-    def _lend(self, vector: Tensor, push: wire.Push, block: _Block) -> str | None:
-        """Let a node read a vector until its next call; return the name of where it is."""
-        name = self._rooms.name_of(vector)
-        if name is None:
-            vector = self._place(vector)
-            name = self._rooms.name_of(vector)
-        with self._changed:
-            if block.turn != push.turn:
-                raise _OvertakenError("a later call of this node is here")
-            block.lent = vector if name is not None else None
-        return name
-
-    def _place(self, vector: Tensor) -> Tensor:
-        """Return a copy that nodes can look at: one for all of them."""
-        with self._placing:
-            if self._placed is None or self._placed[0] is not vector:
-                self._placed = (vector, self._rooms.copy(vector))
-            return self._placed[1]
 
     def _sent_vector(self, told: wire.Told, vector: Tensor) -> Iterator[wire.Down]:
         block = encoded(vector, "full")
@@ -402,16 +338,14 @@ class ParameterShell:
             values = {"node": admission.node, "incarnation": admission.incarnation}
             self._record.write("remove", **values, now=now)
             self._server.remove(admission.node, admission.incarnation, now)
-            self._forget((admission.node, admission.incarnation))
+            self._forget(_owner(admission))
             self._note_change()
         return wire.Done()
 
-    def _forget(self, owner: tuple[int, str]) -> None:
+    def _forget(self, owner: Owner) -> None:
         for call in list(self._calls.pop(owner, ())):
             call.cancel()
-        for name in [n for n, block in self._blocks.items() if block.owner == owner]:
-            del self._blocks[name]
-            remove(name)
+        self._lending.forget(owner)
 
     def _let_nodes_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
         """Serve nodes: the lead has named all that take part."""
@@ -429,7 +363,7 @@ class ParameterShell:
         server = self._server
         return {
             "version": server.version,
-            "durable_version": self._durable_version,
+            "durable_version": self._durability.version,
             "done": server.done,
             "over": server.is_over,
             "epochs": sorted(server.epochs),
@@ -440,7 +374,7 @@ class ParameterShell:
             "refused": dict(server.refused),
             "undecodable": self._decode_failures,
             "moved_bytes": self._moved,
-            "problem": self._problem,
+            "problem": self._durability.problem,
         }
 
     def _weights(self, ask: wire.Ask, context: grpc.ServicerContext) -> Iterator[wire.Down]:
@@ -469,14 +403,14 @@ class ParameterShell:
 
     def _keep(self) -> None:
         """Bring the state to disk: before every answer, or now and then."""
-        last = time.monotonic()
+        last, durability = time.monotonic(), self._durability
         while True:
             with self._changed:
-                while not self._is_due(last):
+                while not self._closing and not self._is_due(last):
                     self._changed.wait(0.1)
-                if self._closing and self._changes == self._durable:
+                if self._closing and durability.changes == durability.written:
                     return
-                changes, version = self._changes, self._server.version
+                changes, version = durability.changes, self._server.version
                 state = self._server.state()
                 self._record.write("saved", **self._fingerprint())
             last = time.monotonic()
@@ -486,12 +420,15 @@ class ParameterShell:
             except OSError as error:
                 problem = f"the service's state could not be written: {error}"
             with self._changed:
-                self._problem = problem
-                self._durable = changes
-                self._durable_version = self._durable_version if problem else version
+                durability.note_written(changes, version, problem)
                 self._changed.notify_all()
             if problem:
                 time.sleep(_STILL_HERE_S)
+
+    def _is_due(self, last: float) -> bool:
+        is_idle = time.monotonic() - last > _IDLE_WRITE_S
+        server = self._server
+        return self._durability.is_due(server.version, is_over=server.is_over, is_idle=is_idle)
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return what tells the state of this moment from any other."""
@@ -502,16 +439,9 @@ class ParameterShell:
             "checksum": checksum(encoded(server.vector, "full")),
         }
 
-    def _is_due(self, last: float) -> bool:
-        if self._closing:
-            return True
-        if self._changes == self._durable:
-            return False
-        if self._journal or self._server.is_over:
-            return True
-        # Half of what may be lost: nobody has to wait for the disk, unless it is slow.
-        many = self._server.version - self._durable_version >= max(1, self._write_every // 2)
-        return many or time.monotonic() - last > _IDLE_WRITE_S
+
+def _owner(message: wire.Push | wire.Admission) -> Owner:
+    return message.node, message.incarnation
 
 
 def _coding(push: wire.Push) -> Coding:
@@ -528,8 +458,3 @@ def _report(trained: wire.Trained) -> Report:
         step_s=trained.step_s,
         exchange_s=trained.exchange_s,
     )
-
-
-def set_threads() -> None:
-    """Let the service's arithmetic use one core: nodes need the others."""
-    torch.set_num_threads(1)

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from convoy.launch.service_process import ServiceOrder, ServiceProcess
-from convoy.launch.shards import cut_vector, join_vector, part_digest
+from convoy.launch.parameters.process import ServiceOrder, ServiceProcess
+from convoy.launch.parameters.shards import cut_vector, join_vector, part_digest
 
 
 class Services:

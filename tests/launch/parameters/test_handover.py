@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from convoy.config import Config
-from convoy.launch import exchange as exchange_module
-from convoy.launch import parameters_pb2 as wire
-from convoy.launch import shared
-from convoy.launch.exchange import Exchange, Service
-from convoy.launch.keeper import Keeper
-from convoy.launch.parameters import ParameterShell
-from convoy.launch.record import Record
-from convoy.launch.shared import SharedRooms, SharedVector, remove, remove_rooms
-from convoy.launch.vectors import Coding
+from convoy.launch.parameters import exchange as exchange_module
+from convoy.launch.parameters import messages_pb2 as wire
+from convoy.launch.parameters import shared
+from convoy.launch.parameters.exchange import Exchange, Service
+from convoy.launch.parameters.keeper import Keeper
+from convoy.launch.parameters.record import Record
+from convoy.launch.parameters.shared import SharedRooms, SharedVector, remove, remove_rooms
+from convoy.launch.parameters.shell import ParameterShell
+from convoy.launch.parameters.vectors import Coding
 from convoy.outer.server import Report
 from convoy.outer.service_plan import make_server
 

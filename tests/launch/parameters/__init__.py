@@ -1,0 +1,1 @@
+"""The parameter service as a process: messages, memory, files."""
