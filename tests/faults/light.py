@@ -111,7 +111,7 @@ class Bench:
         folder = folder or Path("bench")
         folder.mkdir(exist_ok=True)
         self.record = folder / "record.jsonl"
-        self._rooms = SharedRooms(f"{RUN} {folder.resolve()}")
+        self._rooms = SharedRooms()
         self.server = self.make(torch.zeros(size))
         self.rule = watch(self.server)
         self._file = Record(self.record)

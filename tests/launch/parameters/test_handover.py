@@ -1,10 +1,15 @@
 """Vectors that change hands in shared memory: whose they are when, and what is left behind."""
 
+import fcntl
 import secrets
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import pytest
@@ -18,7 +23,7 @@ from convoy.launch.parameters import shared
 from convoy.launch.parameters.exchange import Exchange, Service
 from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.record import Record
-from convoy.launch.parameters.shared import SharedRooms, SharedVector, remove, remove_rooms
+from convoy.launch.parameters.shared import SharedRooms, SharedVector, remove, sweep
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Coding
 from convoy.outer.server import Report
@@ -32,7 +37,7 @@ RUN, MODEL, NODE, NAME = "run", "model", 0, "first"
 @contextmanager
 def served(folder: Path, rule: str = "delta-poly", nodes: int = 1) -> Iterator[str]:
     """Serve a vector of ones without statistics; gives the address."""
-    rooms = SharedRooms(RUN)
+    rooms = SharedRooms()
     config = Config(strategy="server", rule=rule, batch=nodes, exchange_every=1, overlap=False)
     server = make_server(config, torch.ones(SIZE), SIZE, 10_000, nodes, 0, rooms=rooms)
     for node in range(nodes):
@@ -77,10 +82,11 @@ def blocks() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    before = blocks()
-    yield
-    assert blocks() <= before
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with TemporaryDirectory(dir=shared._FOLDER) as folder:  # other tests run at the same time
+        monkeypatch.setattr(shared, "_FOLDER", Path(folder))
+        yield
+        assert blocks() == set()
 
 
 # ---------------------------------------------------------------- an exchange
@@ -209,7 +215,8 @@ def test_an_answer_that_cannot_be_opened_is_sent(
 ) -> None:
     monkeypatch.setattr(exchange_module, "_FIRST_PAUSE_S", 0.01)
     with served(tmp_path) as address:
-        remove_rooms(RUN)  # by somebody who tidies up
+        for name in blocks():  # somebody tidies up
+            remove(name)
         with closing(connected(address)) as exchange:
             given = exchange.pull()
             given = exchange.push(given.version, full_of(2.0), Report(samples=1)).result()
@@ -240,16 +247,42 @@ def test_a_block_is_opened_only_if_it_is_what_it_should_be(tmp_path: Path) -> No
         link.unlink()
 
 
-def test_what_a_killed_service_left_vanishes_with_the_next() -> None:
-    rooms = SharedRooms("killed")
-    kept = rooms.empty(100, torch.float32).fill_(1.0)
-    name = rooms.name_of(kept)
-    assert name in blocks()
-    again = SharedRooms("killed")
-    assert name not in blocks()
-    assert torch.equal(kept, torch.ones(100))
-    assert again.name_of(again.empty(100, torch.float32)) in blocks()
-    again.close()
+def test_what_somebody_left_who_was_killed_is_swept_away_and_nothing_else() -> None:
+    rooms = SharedRooms()
+    kept = rooms.name_of(rooms.empty(100, torch.float32))
+    other = shared._FOLDER / "convoy-of-another-form"
+    other.touch()
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "import torch\n"
+        "from convoy.launch.parameters import shared\n"
+        "shared._FOLDER = Path(sys.argv[1])\n"
+        "made = shared.SharedVector.make(100, torch.float32)\n"
+        "rooms = shared.SharedRooms(); vector = rooms.empty(100, torch.float32)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(shared._FOLDER)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(blocks()) == 4
+    sweep()
+    assert blocks() == {kept, other.name}
+    other.unlink()
+    rooms.close()
+
+
+def test_who_is_swept_away_before_its_lock_is_there_makes_no_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = fcntl.flock
+
+    def late(handle: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        sweep()
+        lock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert SharedVector.make(100, torch.float32) is None
+    assert fcntl.flock is lock
 
 
 def _swap(exchange: Exchange, count: int) -> int:

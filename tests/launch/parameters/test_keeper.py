@@ -71,7 +71,7 @@ def test_a_keeper_that_is_opened_again_counts_on_and_spares_the_newest() -> None
 def kill_at(place: str, passes: int) -> None:
     """Write states in another process until it is killed at a place."""
     program = (
-        "from tests.launch.test_keeper import written\n"
+        "from tests.launch.parameters.test_keeper import written\n"
         f"written({passes + 3})\n"
         "raise SystemExit('it was not killed')"
     )

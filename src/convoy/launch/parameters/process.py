@@ -27,7 +27,7 @@ from convoy.launch.door import TOKEN_KEY, open_channel
 from convoy.launch.parameters import messages_pb2 as wire
 from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.record import Record
-from convoy.launch.parameters.shared import SharedRooms, remove_rooms
+from convoy.launch.parameters.shared import SharedRooms, sweep
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Arriving
 from convoy.launch.processes import how_it_ended, process_context
@@ -71,11 +71,6 @@ class ServiceOrder:
     tls: Tls | None = None
     hands_out: bool = True
 
-    @property
-    def identity(self) -> str:
-        """Return what tells this service from all others, those of the same run too."""
-        return f"{self.run} {self.model}"
-
 
 def run_service(order: ServiceOrder, ready: Connection) -> None:
     """Be the parameter service until the lead ends or says so."""
@@ -83,7 +78,8 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the lead decides
     torch.set_num_threads(1)  # nodes need the other cores
     keeper = Keeper(order.folder)
-    rooms = SharedRooms(order.identity)
+    sweep()
+    rooms = SharedRooms()
     server = make_server(
         order.config,
         order.vector,
@@ -198,7 +194,7 @@ class ServiceProcess:
         self._process.close()
         self._process = None
         self._channel.close()
-        remove_rooms(self._order.identity)  # of one that had to be killed
+        sweep()  # of one that had to be killed
 
     # ------------------------------------------------------------ calls
 

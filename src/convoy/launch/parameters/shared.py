@@ -6,10 +6,12 @@ name of a block of the service's, in which the new weights are: it is the node's
 its next call. A node cannot write to it: what it changes, it changes in a copy of its own.
 
 Only a block of the same user, of the right size and with a name of the right form is opened.
+Whoever makes a block removes it, and holds a lock on it as long as it lives: what is left by one
+that was killed has no lock, and the next service sweeps it away.
 """
 
 import contextlib
-import hashlib
+import fcntl
 import mmap
 import os
 import re
@@ -25,7 +27,6 @@ from convoy.outer.rooms import Rooms, plain_memory
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux keeps shared memory
 _FORM = re.compile(r"convoy-[0-9a-f]{32}")
-_PREFIX_DIGITS = 16
 
 
 class SharedVector:
@@ -43,7 +44,7 @@ class SharedVector:
     @classmethod
     def make(cls, size: int, dtype: torch.dtype) -> "SharedVector | None":
         """Make a block; None where this machine has no shared memory to give."""
-        made = _make(size * dtype.itemsize, "") if size else None
+        made = _make(size * dtype.itemsize) if size else None
         return cls(*made, dtype) if made is not None else None
 
     @classmethod
@@ -60,17 +61,11 @@ class SharedVector:
 
 
 class SharedRooms(Rooms):
-    """Room for the service's own vectors, which nodes of this machine can look at.
+    """Room for the service's own vectors, which nodes of this machine can look at."""
 
-    Args:
-        service: its identity: what an earlier start of it left behind vanishes.
-    """
-
-    def __init__(self, service: str) -> None:
+    def __init__(self) -> None:
         super().__init__(self._make_named)
-        self._prefix = _prefix(service)
         self._names: dict[int, str] = {}
-        remove_rooms(service)
 
     def name_of(self, vector: Tensor) -> str | None:
         """Return by which name nodes find a vector; None where it is not in shared memory."""
@@ -82,7 +77,7 @@ class SharedRooms(Rooms):
             remove(name)
 
     def _make_named(self, length: int) -> mmap.mmap:
-        made = _make(length, self._prefix)
+        made = _make(length)
         if made is None:
             return plain_memory(length)
         name, memory = made
@@ -90,10 +85,18 @@ class SharedRooms(Rooms):
         return memory
 
 
-def remove_rooms(service: str) -> None:
-    """Let everything vanish that a service has made."""
-    for path in _FOLDER.glob(f"convoy-{_prefix(service)}*"):
-        remove(path.name)
+def sweep() -> None:
+    """Let all blocks vanish whose makers were killed."""
+    for path in _FOLDER.glob("convoy-*"):
+        if not _FORM.fullmatch(path.name):
+            continue
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)
 
 
 def remove(name: str) -> None:
@@ -103,19 +106,20 @@ def remove(name: str) -> None:
             (_FOLDER / name).unlink()
 
 
-def _prefix(service: str) -> str:
-    return hashlib.blake2b(service.encode(), digest_size=_PREFIX_DIGITS // 2).hexdigest()
-
-
-def _make(length: int, prefix: str) -> tuple[str, mmap.mmap] | None:
-    name = f"convoy-{prefix}{secrets.token_hex(16)[len(prefix) :]}"
+def _make(length: int) -> tuple[str, mmap.mmap] | None:
+    name = f"convoy-{secrets.token_hex(16)}"
     try:
         handle = os.open(_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:
         return None
     try:
+        # The map holds a copy of the handle, and with it the lock: while its maker lives, nobody
+        # sweeps the block away. Who swept it before the lock was there has seen an empty one.
+        fcntl.flock(handle, fcntl.LOCK_SH)
         os.posix_fallocate(handle, 0, length)  # full: better known now than by a signal in mid-run
-        return name, mmap.mmap(handle, length)
+        memory = mmap.mmap(handle, length)
+        (_FOLDER / name).stat()
+        return name, memory
     except OSError:
         remove(name)
         return None
