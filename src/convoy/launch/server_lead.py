@@ -95,7 +95,9 @@ class ServerLead(Lead):
         self._testing = False
         self._is_trained = False  # nodes have heard that there is nothing left to do
         self._epoch_sums = (0.0, 0, 0)
-        self._looked_at, self._told_at, self._told_done = time.monotonic(), 0.0, 0
+        self._looked_at = time.monotonic()
+        self._told_at: float | None = None
+        self._told_done = job.progress.samples
         self._told: dict[str, dict[str, float]] = {}
         self._refused: dict[str, int] = {}
         self._ended = threading.Event()
@@ -248,8 +250,10 @@ class ServerLead(Lead):
         loss, correct, count = (a - b for a, b in zip(_sums(totals), self._epoch_sums, strict=True))
         if count <= 0 or progress.samples <= self._told_done:
             return
-        passed, self._told_at = now - self._told_at, now
+        since, self._told_at = self._told_at, now
         trained, self._told_done = progress.samples - self._told_done, progress.samples
+        if since is None:  # from here on there is a speed
+            return
         self._job.events.emit(
             StepEvent(
                 epoch=progress.epoch + 1,
@@ -258,7 +262,7 @@ class ServerLead(Lead):
                 samples=progress.samples,
                 loss=loss / count,
                 accuracy=correct / count,
-                samples_per_s=max(0.0, trained / passed),
+                samples_per_s=trained / (now - since),
                 learning_rate=self._job.schedule.rate(progress.samples / self._job.config.batch),
             )
         )
