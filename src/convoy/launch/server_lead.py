@@ -222,7 +222,7 @@ class ServerLead(Lead):
         self._note_nodes(values)
         self._note_refusals(values)
         self._test_if_due(values)
-        if self._formed and now - self._told_at >= config.log_interval_s:
+        if self._formed and now - (self._told_at or 0.0) >= config.log_interval_s:
             self._tell_of_steps(values, now)
 
     def _note_nodes(self, values: dict[str, Any]) -> None:
