@@ -32,7 +32,14 @@ from convoy.launch.vectors import (
     encoded_bytes,
 )
 from convoy.outer.crew import Tls
-from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
+from convoy.outer.server import (
+    Answer,
+    BehindError,
+    FencedError,
+    ParameterServer,
+    Report,
+    is_sensible,
+)
 
 PROTOCOL = 2
 _CALLS_AT_MOST = 160
@@ -386,7 +393,8 @@ class ParameterShell:
     # ------------------------------------------------------------ the lead
 
     def _admit(self, admission: wire.Admission, context: grpc.ServicerContext) -> wire.Done:
-        del context
+        if not is_sensible(admission.speed):
+            self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "its speed makes no sense")
         with self._changed:
             now = time.monotonic()
             values = {"node": admission.node, "incarnation": admission.incarnation}

@@ -26,6 +26,7 @@ from convoy.outer.rules.window import Window
 from convoy.outer.work import Order, Work
 
 _BLOCK = 1 << 18  # numbers
+_LEAST, _MOST = 1e-9, 1e12  # of what can be counted with: quotients of two are finite
 
 
 class FencedError(ConvoyError):
@@ -61,6 +62,21 @@ class Report:
     def quality(self) -> float:
         """Return the accuracy on the way, as a fraction."""
         return self.correct / self.samples if self.samples else 0.0
+
+    @property
+    def is_sensible(self) -> bool:
+        """Tell whether all of it can be counted with."""
+        return (
+            0 <= self.correct <= self.samples
+            and math.isfinite(self.loss)
+            and all(0 <= value <= _MOST for value in (self.rate, self.exchange_s))
+            and all(is_sensible(value) for value in (self.busy_s, self.step_s))
+        )
+
+
+def is_sensible(value: float) -> bool:
+    """Tell whether a time or speed can be counted with: it is what others are divided by."""
+    return value == 0 or _LEAST <= value <= _MOST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,7 +315,7 @@ class ParameterServer:
         if number != member.number + 1:
             raise BehindError(f"number {number} of node {node + 1} follows {member.number}")
         member.number = number
-        problem = self._problem(node, vector)
+        problem = self._problem(node, vector, report)
         if problem is not None:
             self._refuse(node, member, problem, now)
             return
@@ -327,7 +343,9 @@ class ParameterServer:
         answer = member.answer
         return answer if answer is not None and answer.number >= number else None
 
-    def _problem(self, node: int, vector: Tensor) -> str | None:
+    def _problem(self, node: int, vector: Tensor, report: Report) -> str | None:
+        if not report.is_sensible:
+            return self._gate.refuse(node, "a report without sense")
         return self._gate.problem_with(node, _norm(vector), lambda: _norm(self.vector))
 
     def _refuse(self, node: int, member: Member, problem: str, now: float) -> None:
