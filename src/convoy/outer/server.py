@@ -352,6 +352,10 @@ class ParameterServer:
         self._work.void(node)
         member.order = None
         self._tell([self._merger.join(node, now)], now, refused=problem)
+        if self._gate.is_shut(node):  # nothing more comes of it: others do its work
+            self._work.void(node)
+            member.order = None
+            self._tell(self._merger.leave(node, now), now)
 
     def _average(self, node: int, statistics: Tensor, samples: int) -> None:
         """Move the statistics towards a node's own, as far as its part of the work goes."""
