@@ -94,6 +94,17 @@ def test_what_is_handed_in_twice_counts_once_and_gets_the_same_answer() -> None:
     assert (server.totals.duplicates, server.totals.submissions, server.done) == (1, 1, 10)
 
 
+def test_who_says_that_a_number_was_handed_in_which_was_not_does_not_wait_for_its_answer() -> None:
+    server = make_server()
+    first = pull(server, 0)
+    pull(server, 0, last=7)
+    with pytest.raises(BehindError, match="number 7 of node 1 was never handed in"):
+        submit(server, 0, first, number=7)
+    again = submit(server, 0, first, number=8)
+    assert again is not None
+    assert (again.number, again.refused) == (8, "")
+
+
 def test_what_waits_at_a_barrier_and_comes_again_still_waits() -> None:
     server = make_server("fedavg")
     first, other = pull(server, 0), pull(server, 1)

@@ -305,6 +305,9 @@ class ParameterServer:
         """
         member = self.check(node, incarnation)
         if number == member.number:
+            told = member.answer.number if member.answer is not None else number
+            if member.report is None and told < number:  # it only said that it had
+                raise BehindError(f"number {number} of node {node + 1} was never handed in")
             self.totals.duplicates += 1
             if member.answer is None:  # it was taken in before the service was lost
                 self._tell([self._merger.join(node, now)], now)
