@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import grpc
 import torch
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from convoy.errors import ConvoyError
@@ -46,6 +47,7 @@ _CALLS_AT_MOST = 160
 _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
 _IDLE_AT_MOST_MS = 4_000  # a node that computes for longer connects anew by itself
+_CANNOT_BE_READ = "it was damaged on the way: it cannot be read"
 _LEAD_ONLY = ("Admit", "Remove", "Open", "Status", "Weights")
 
 
@@ -62,6 +64,14 @@ class _Block:
     owner: tuple[int, str]
     turn: int = 0
     lent: Tensor | None = None
+
+
+class _Unreadable:
+    """A message that cannot be read. Where a decoder raises, gRPC keeps the call for ever."""
+
+
+class _UnreadableError(ConvoyError):
+    """A message cannot be read."""
 
 
 class _OvertakenError(ConvoyError):
@@ -148,7 +158,9 @@ class ParameterShell:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(call: Callable[..., Any], message: Any) -> grpc.RpcMethodHandler:  # noqa: ANN401
-            return grpc.unary_unary_rpc_method_handler(call, self._counted(message), bytes_of)
+            return grpc.unary_unary_rpc_method_handler(
+                _checked(call), self._counted(message), bytes_of
+            )
 
         methods = {
             "Exchange": grpc.stream_stream_rpc_method_handler(
@@ -159,7 +171,7 @@ class ParameterShell:
             "Open": unary(self._let_nodes_in, wire.Ask),
             "Status": unary(self._status, wire.Ask),
             "Weights": grpc.unary_stream_rpc_method_handler(
-                self._weights, self._counted(wire.Ask), bytes_of
+                _checked(self._weights), self._counted(wire.Ask), bytes_of
             ),
         }
         return grpc.method_handlers_generic_handler("convoy.Parameters", methods)
@@ -170,9 +182,9 @@ class ParameterShell:
         def decode(data: bytes) -> Any:  # noqa: ANN401
             try:
                 return message.FromString(data)
-            except Exception:
+            except DecodeError:
                 self._decode_failures += 1
-                raise
+                return _Unreadable()
 
         return decode
 
@@ -194,6 +206,8 @@ class ParameterShell:
                 if not push.rests:
                     yield from self._wait_and_answer(push, block, context)
         except _OvertakenError as error:
+        except _UnreadableError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             context.abort(grpc.StatusCode.CANCELLED, str(error))
         except DamagedError as error:
             self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -524,6 +538,24 @@ class ParameterShell:
 
 def _coding(push: wire.Push) -> Coding:
     return "bf16" if push.coding == "bf16" else "full"
+
+
+def _readable(messages: Iterator[wire.Up | _Unreadable]) -> Iterator[wire.Up]:
+    for message in messages:
+        if isinstance(message, _Unreadable):
+            raise _UnreadableError(_CANNOT_BE_READ)
+        yield message
+
+
+def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that is not called with what cannot be read."""
+
+    def checked(message: Any, context: grpc.ServicerContext) -> Any:  # noqa: ANN401
+        if isinstance(message, _Unreadable):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, _CANNOT_BE_READ)
+        return call(message, context)
+
+    return checked
 
 
 def _report(trained: wire.Trained) -> Report:
