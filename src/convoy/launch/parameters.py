@@ -196,6 +196,7 @@ class ParameterShell:
         if not self._open:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the service does not know its nodes yet")
         try:
+            messages = _readable(messages)
             push = self._first(messages)
             with self._under_way(push, context):
                 block = self._begin_turn(push)
@@ -205,10 +206,10 @@ class ParameterShell:
                 self._happen(push, block, vector)
                 if not push.rests:
                     yield from self._wait_and_answer(push, block, context)
-        except _OvertakenError as error:
         except _UnreadableError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            context.abort(grpc.StatusCode.CANCELLED, str(error))
+        except _OvertakenError as error:
+            self._refuse(context, grpc.StatusCode.CANCELLED, str(error))
         except DamagedError as error:
             self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except BehindError as error:
@@ -229,8 +230,9 @@ class ParameterShell:
     def _refuse(
         self, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str
     ) -> NoReturn:
-        with self._changed:
-            self._server.count_refusal(code.name.lower())
+        if context.is_active():  # a call that has ended was given up by the other side
+            with self._changed:
+                self._server.count_refusal(code.name.lower())
         context.abort(code, reason)
         raise AssertionError("abort raises")
 
@@ -288,6 +290,8 @@ class ParameterShell:
             return block.up.vector  # the node does not touch it before it has its answer
         arriving, told_at = Arriving(self._size, self._dtype, _coding(push)), time.monotonic()
         for message in messages:
+            if not message.data:  # with such, a call would never end
+                raise DamagedError("a piece of it is empty")
             arriving.add(message.data)
             self._moved += len(message.data)
             if time.monotonic() - told_at > _STILL_HERE_S:
@@ -536,10 +540,6 @@ class ParameterShell:
         return many or time.monotonic() - last > _IDLE_WRITE_S
 
 
-def _coding(push: wire.Push) -> Coding:
-    return "bf16" if push.coding == "bf16" else "full"
-
-
 def _readable(messages: Iterator[wire.Up | _Unreadable]) -> Iterator[wire.Up]:
     for message in messages:
         if isinstance(message, _Unreadable):
@@ -556,6 +556,10 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(message, context)
 
     return checked
+
+
+def _coding(push: wire.Push) -> Coding:
+    return "bf16" if push.coding == "bf16" else "full"
 
 
 def _report(trained: wire.Trained) -> Report:

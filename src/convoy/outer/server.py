@@ -256,7 +256,7 @@ class ParameterServer:
         member = self.members.get(node)
         if member is None or member.incarnation != incarnation:
             self.totals.fenced += 1
-            raise FencedError(f"node {node + 1} is not part of the run as {incarnation}")
+            raise FencedError(f"node {node + 1} is not part of the run as {incarnation[:80]}")
         if self._gate.is_shut(node):
             raise FencedError(f"node {node + 1} handed in nonsense too often")
         return member
@@ -342,7 +342,7 @@ class ParameterServer:
         """Return the answer to a submission, once there is one."""
         member = self.members.get(node)
         if member is None or member.incarnation != incarnation:
-            raise FencedError(f"node {node + 1} is not part of the run as {incarnation}")
+            raise FencedError(f"node {node + 1} is not part of the run as {incarnation[:80]}")
         answer = member.answer
         return answer if answer is not None and answer.number >= number else None
 
