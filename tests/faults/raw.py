@@ -19,9 +19,6 @@ from convoy.launch.shared import SharedVector, remove
 from convoy.launch.vectors import Coding, checksum, encoded
 from tests.faults.light import LOCAL_BATCH, MODEL, NODE_TOKEN, RUN, SIZE, Leading
 
-# Protocol 0 for os.system("touch canary"): whoever unpickles this runs it.
-PICKLE = b"cposix\nsystem\n(S'touch canary'\ntR."
-
 
 class Outcome(NamedTuple):
     """How a call ended."""
