@@ -223,6 +223,8 @@ def test_a_beat_ends_at_its_time_and_the_late_one_is_told_how_late_it_was() -> N
         ({"weights": (math.inf, 0.0)}, "not finite"),
         ({"statistics": (math.nan, 1.0)}, "not finite"),
         ({"weights": (1e6, 0.0)}, "far too long"),
+        ({"loss": math.nan}, "not finite"),
+        ({"loss": -math.inf}, "not finite"),
     ],
 )
 def test_nonsense_is_refused_and_its_samples_are_handed_out_again(
@@ -248,8 +250,6 @@ def test_nonsense_is_refused_and_its_samples_are_handed_out_again(
 @pytest.mark.parametrize(
     "report",
     [
-        {"loss": math.nan},
-        {"loss": -math.inf},
         {"rate": math.nan},
         {"rate": math.inf},
         {"rate": -1.0},

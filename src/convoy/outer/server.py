@@ -65,10 +65,9 @@ class Report:
 
     @property
     def is_sensible(self) -> bool:
-        """Tell whether all of it can be counted with."""
+        """Tell whether all of it, but for the loss, can be counted with."""
         return (
             0 <= self.correct <= self.samples
-            and math.isfinite(self.loss)
             and all(0 <= value <= _MOST for value in (self.rate, self.exchange_s))
             and all(is_sensible(value) for value in (self.busy_s, self.step_s))
         )
@@ -347,6 +346,8 @@ class ParameterServer:
         return answer if answer is not None and answer.number >= number else None
 
     def _problem(self, node: int, vector: Tensor, report: Report) -> str | None:
+        if not math.isfinite(report.loss):  # as where training diverges, and the vector shows it
+            return self._gate.refuse(node, "not finite")
         if not report.is_sensible:
             return self._gate.refuse(node, "a report without sense")
         return self._gate.problem_with(node, _norm(vector), lambda: _norm(self.vector))
