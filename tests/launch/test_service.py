@@ -206,13 +206,14 @@ def test_a_lead_that_goes_in_the_handshake_is_not_a_wrong_one(tls: Tls) -> None:
 
 
 class CountingWire:
-    """The messages, with every decoding of one counted."""
+    """The messages of a service, with every decoding of one counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Any = wire) -> None:
+        self._messages = messages
         self.decoded: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
-        kind = getattr(wire, name)
+        kind = getattr(self._messages, name)
         counter = self.decoded
 
         class Counted:

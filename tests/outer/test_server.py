@@ -94,6 +94,17 @@ def test_what_is_handed_in_twice_counts_once_and_gets_the_same_answer() -> None:
     assert (server.totals.duplicates, server.totals.submissions, server.done) == (1, 1, 10)
 
 
+def test_who_says_that_a_number_was_handed_in_which_was_not_does_not_wait_for_its_answer() -> None:
+    server = make_server()
+    first = pull(server, 0)
+    pull(server, 0, last=7)
+    with pytest.raises(BehindError, match="number 7 of node 1 was never handed in"):
+        submit(server, 0, first, number=7)
+    again = submit(server, 0, first, number=8)
+    assert again is not None
+    assert (again.number, again.refused) == (8, "")
+
+
 def test_what_waits_at_a_barrier_and_comes_again_still_waits() -> None:
     server = make_server("fedavg")
     first, other = pull(server, 0), pull(server, 1)
@@ -212,6 +223,8 @@ def test_a_beat_ends_at_its_time_and_the_late_one_is_told_how_late_it_was() -> N
         ({"weights": (math.inf, 0.0)}, "not finite"),
         ({"statistics": (math.nan, 1.0)}, "not finite"),
         ({"weights": (1e6, 0.0)}, "far too long"),
+        ({"loss": math.nan}, "not finite"),
+        ({"loss": -math.inf}, "not finite"),
     ],
 )
 def test_nonsense_is_refused_and_its_samples_are_handed_out_again(
@@ -232,6 +245,59 @@ def test_nonsense_is_refused_and_its_samples_are_handed_out_again(
     assert again is not None
     assert again.refused == ""
     assert server.done == 10
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"rate": math.nan},
+        {"rate": math.inf},
+        {"rate": -1.0},
+        {"busy_s": math.inf},
+        {"busy_s": 1e-310},
+        {"step_s": math.nan},
+        {"step_s": -1.0},
+        {"exchange_s": math.inf},
+        {"correct": 11},
+        {"correct": -1},
+        {"samples": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rule", ["delta-poly", "agwu", "dc-asgd"])
+def test_a_report_that_cannot_be_counted_with_is_refused(report: dict[str, Any], rule: str) -> None:
+    server = make_server(rule)
+    answer = submit(server, 0, pull(server, 0), **report)
+    assert answer is not None
+    assert answer.refused == "a report without sense"
+    assert server.refused == {"a report without sense": 1}
+    assert torch.equal(server.vector, VECTOR)
+    assert server.totals.submissions == 0
+    again = submit(server, 0, answer, number=2)
+    assert again is not None
+    assert again.refused == ""
+    assert again.order is not None
+
+
+@pytest.mark.parametrize("rule", ["mean", "beat", "delta-poly"])
+def test_nobody_waits_for_a_node_that_is_shut_out(rule: str) -> None:
+    bound = 1 if rule == "delta-poly" else None
+    server = make_server(rule, bound=bound)
+    bad, good = pull(server, 0), pull(server, 1)
+    told = submit(server, 1, good)
+    for number in (1, 2, 3):
+        again = submit(server, 0, bad, number=number, weights=(math.nan, 0.0))
+        assert again is not None
+        bad = again
+    told = told or server.answer_to(1, "a1", 1)
+    for number in range(2, 30):
+        assert told is not None
+        assert told.order is not None or told.is_over
+        if told.is_over:
+            break
+        told = submit(server, 1, told, number=number)
+    assert server.is_over
+    assert server.done == 2 * SAMPLES
 
 
 def test_the_third_nonsense_in_a_row_shuts_a_node_out() -> None:

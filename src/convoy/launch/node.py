@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -61,7 +61,7 @@ class Order:
     """
 
     lead: str
-    token: str
+    token: str = field(repr=False)
     name: str
     slot: int = -1
     device: str = "auto"

@@ -21,7 +21,8 @@ from convoy.data.images import TrainTest
 from convoy.data.pieces import Pieces
 from convoy.errors import DataError, EnvironmentProblem
 from convoy.launch import samples_pb2, wire_pb2
-from convoy.launch.door import CHUNK_BYTES
+from convoy.launch.door import CHUNK_BYTES, bytes_of
+from convoy.launch.reading import checked, decoder
 
 CHANNEL_OPTIONS = [  # that a node's channel needs
     ("grpc.max_receive_message_length", SAMPLE_BYTES_AT_MOST + CHUNK_BYTES),
@@ -67,10 +68,10 @@ class SampleServer:
         """Return what a gRPC server needs to answer for us."""
         methods = {
             "Card": grpc.unary_unary_rpc_method_handler(
-                self._card, wire_pb2.Nothing.FromString, samples_pb2.Description.SerializeToString
+                checked(self._card), decoder(wire_pb2.Nothing), bytes_of
             ),
             "Send": grpc.unary_stream_rpc_method_handler(
-                self._send, samples_pb2.Wanted.FromString, samples_pb2.Sent.SerializeToString
+                checked(self._send), decoder(samples_pb2.Wanted), bytes_of
             ),
         }
         return grpc.method_handlers_generic_handler("convoy.Samples", methods)

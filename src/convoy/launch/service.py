@@ -16,6 +16,7 @@ import grpc
 
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.door import TokenGate, bytes_of, cut, open_server
+from convoy.launch.reading import UnreadableError, checked, decoder, readable
 from convoy.outer.crew import Serving
 
 _CONNECTIONS_AT_MOST = 128
@@ -109,13 +110,13 @@ class LeadServer:
     def _handlers(self) -> grpc.GenericRpcHandler:
         methods = {
             "Attend": grpc.stream_stream_rpc_method_handler(
-                self._attend, wire.FromNode.FromString, bytes_of
+                self._attend, decoder(wire.FromNode), bytes_of
             ),
             "Deposit": grpc.stream_unary_rpc_method_handler(
-                self._deposit, wire.Chunk.FromString, bytes_of
+                self._deposit, decoder(wire.Chunk), bytes_of
             ),
             "Fetch": grpc.unary_stream_rpc_method_handler(
-                self._fetch, wire.Nothing.FromString, bytes_of
+                checked(self._fetch), decoder(wire.Nothing), bytes_of
             ),
         }
         return grpc.method_handlers_generic_handler("convoy.Lead", methods)
@@ -134,7 +135,7 @@ class LeadServer:
 
     def _listen_to(self, connection: Connection, messages: Iterator[wire.FromNode]) -> None:
         try:
-            for message in messages:
+            for message in readable(messages):
                 self._inbox.put(Said(connection, message))
         except Exception:  # noqa: S110 - however a call ends, the node is gone
             pass
@@ -143,12 +144,15 @@ class LeadServer:
 
     def _deposit(self, chunks: Iterator[wire.Chunk], context: grpc.ServicerContext) -> wire.Receipt:
         reason, parts, length = "", [], 0
-        for chunk in chunks:
-            reason = chunk.reason or reason
-            parts.append(chunk.data)
-            length += len(chunk.data)
-            if length > self._block_at_most:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "longer than the model's state")
+        try:
+            for chunk in readable(chunks):
+                reason = chunk.reason or reason
+                parts.append(chunk.data)
+                length += len(chunk.data)
+                if length > self._block_at_most:
+                    raise UnreadableError("longer than the model's state")
+        except UnreadableError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         deposited = Deposited(b"".join(parts), reason, Future())
         self._inbox.put(deposited)
         return wire.Receipt(problem=deposited.receipt.result())

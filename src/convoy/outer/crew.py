@@ -39,7 +39,7 @@ class Serving:
         tls: encrypts what nodes and lead say to each other; None leaves it in the clear.
     """
 
-    token: str
+    token: str = field(repr=False)
     host: str = "127.0.0.1"
     port: int = 0
     open_to_others: bool = False

@@ -31,12 +31,16 @@ class Gate:
     def problem_with(self, node: int, norm: float, weights_norm: Callable[[], float]) -> str | None:
         """Say why a submission of such a length is refused, or None if it is taken in."""
         problem = self._problem(norm, weights_norm)
-        if problem is None:
-            self._norms.append(norm)
-            self._strikes[node] = 0
-        else:
-            self.count(problem)
-            self._strikes[node] += 1
+        if problem is not None:
+            return self.refuse(node, problem)
+        self._norms.append(norm)
+        self._strikes[node] = 0
+        return None
+
+    def refuse(self, node: int, problem: str) -> str:
+        """Count a refusal against a node; return why."""
+        self.count(problem)
+        self._strikes[node] += 1
         return problem
 
     def count(self, problem: str) -> None:

@@ -26,6 +26,7 @@ from convoy.outer.rules.window import Window
 from convoy.outer.work import Order, Work
 
 _BLOCK = 1 << 18  # numbers
+_LEAST, _MOST = 1e-9, 1e12  # of what can be counted with: quotients of two are finite
 
 
 class FencedError(ConvoyError):
@@ -61,6 +62,20 @@ class Report:
     def quality(self) -> float:
         """Return the accuracy on the way, as a fraction."""
         return self.correct / self.samples if self.samples else 0.0
+
+    @property
+    def is_sensible(self) -> bool:
+        """Tell whether all of it, but for the loss, can be counted with."""
+        return (
+            0 <= self.correct <= self.samples
+            and all(0 <= value <= _MOST for value in (self.rate, self.exchange_s))
+            and all(is_sensible(value) for value in (self.busy_s, self.step_s))
+        )
+
+
+def is_sensible(value: float) -> bool:
+    """Tell whether a time or speed can be counted with: it is what others are divided by."""
+    return value == 0 or _LEAST <= value <= _MOST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,7 +255,7 @@ class ParameterServer:
         member = self.members.get(node)
         if member is None or member.incarnation != incarnation:
             self.totals.fenced += 1
-            raise FencedError(f"node {node + 1} is not part of the run as {incarnation}")
+            raise FencedError(f"node {node + 1} is not part of the run as {incarnation[:80]}")
         if self._gate.is_shut(node):
             raise FencedError(f"node {node + 1} handed in nonsense too often")
         return member
@@ -289,6 +304,9 @@ class ParameterServer:
         """
         member = self.check(node, incarnation)
         if number == member.number:
+            told = member.answer.number if member.answer is not None else number
+            if member.report is None and told < number:  # it only said that it had
+                raise BehindError(f"number {number} of node {node + 1} was never handed in")
             self.totals.duplicates += 1
             if member.answer is None:  # it was taken in before the service was lost
                 self._tell([self._merger.join(node, now)], now)
@@ -299,7 +317,7 @@ class ParameterServer:
         if number != member.number + 1:
             raise BehindError(f"number {number} of node {node + 1} follows {member.number}")
         member.number = number
-        problem = self._problem(node, vector)
+        problem = self._problem(node, vector, report)
         if problem is not None:
             self._refuse(node, member, problem, now)
             return
@@ -323,17 +341,25 @@ class ParameterServer:
         """Return the answer to a submission, once there is one."""
         member = self.members.get(node)
         if member is None or member.incarnation != incarnation:
-            raise FencedError(f"node {node + 1} is not part of the run as {incarnation}")
+            raise FencedError(f"node {node + 1} is not part of the run as {incarnation[:80]}")
         answer = member.answer
         return answer if answer is not None and answer.number >= number else None
 
-    def _problem(self, node: int, vector: Tensor) -> str | None:
+    def _problem(self, node: int, vector: Tensor, report: Report) -> str | None:
+        if not math.isfinite(report.loss):  # as where training diverges, and the vector shows it
+            return self._gate.refuse(node, "not finite")
+        if not report.is_sensible:
+            return self._gate.refuse(node, "a report without sense")
         return self._gate.problem_with(node, _norm(vector), lambda: _norm(self.vector))
 
     def _refuse(self, node: int, member: Member, problem: str, now: float) -> None:
         self._work.void(node)
         member.order = None
         self._tell([self._merger.join(node, now)], now, refused=problem)
+        if self._gate.is_shut(node):  # nothing more comes of it: others do its work
+            self._work.void(node)
+            member.order = None
+            self._tell(self._merger.leave(node, now), now)
 
     def _average(self, node: int, statistics: Tensor, samples: int) -> None:
         """Move the statistics towards a node's own, as far as its part of the work goes."""

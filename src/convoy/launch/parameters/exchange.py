@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import torch
@@ -51,7 +51,7 @@ class Service:
     """
 
     address: str
-    token: str
+    token: str = field(repr=False)
     run: str
     certificate: bytes | None = None
     patience_s: float = 300.0

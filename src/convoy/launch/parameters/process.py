@@ -11,7 +11,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -65,7 +65,7 @@ class ServiceOrder:
     done: int
     folder: Path
     record: Path
-    tokens: tuple[str, str]
+    tokens: tuple[str, str] = field(repr=False)
     host: str
     port: int = 0
     tls: Tls | None = None

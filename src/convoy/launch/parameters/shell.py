@@ -31,8 +31,16 @@ from convoy.launch.parameters.vectors import (
     encoded,
     encoded_bytes,
 )
+from convoy.launch.reading import UnreadableError, checked, decoder, readable
 from convoy.outer.crew import Tls
-from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
+from convoy.outer.server import (
+    Answer,
+    BehindError,
+    FencedError,
+    ParameterServer,
+    Report,
+    is_sensible,
+)
 
 PROTOCOL = 2
 _CALLS_AT_MOST = 160
@@ -114,34 +122,28 @@ class ParameterShell:
         self._lending.close()
 
     def _handlers(self) -> grpc.GenericRpcHandler:
+        def reads(message: Any) -> Callable[[bytes], Any]:  # noqa: ANN401 - a message class
+            return decoder(message, self._count_unreadable)
+
         def unary(call: Callable[..., Any], message: Any) -> grpc.RpcMethodHandler:  # noqa: ANN401
-            return grpc.unary_unary_rpc_method_handler(call, self._counted(message), bytes_of)
+            return grpc.unary_unary_rpc_method_handler(checked(call), reads(message), bytes_of)
 
         methods = {
             "Exchange": grpc.stream_stream_rpc_method_handler(
-                self._exchange, self._counted(wire.Up), bytes_of
+                self._exchange, reads(wire.Up), bytes_of
             ),
             "Admit": unary(self._admit, wire.Admission),
             "Remove": unary(self._remove, wire.Admission),
             "Open": unary(self._let_nodes_in, wire.Ask),
             "Status": unary(self._status, wire.Ask),
             "Weights": grpc.unary_stream_rpc_method_handler(
-                self._weights, self._counted(wire.Ask), bytes_of
+                checked(self._weights), reads(wire.Ask), bytes_of
             ),
         }
         return grpc.method_handlers_generic_handler("convoy.Parameters", methods)
 
-    def _counted(self, message: Any) -> Callable[[bytes], Any]:  # noqa: ANN401 - a message class
-        """Return a decoder that counts what it cannot read."""
-
-        def decode(data: bytes) -> Any:  # noqa: ANN401
-            try:
-                return message.FromString(data)
-            except Exception:
-                self._decode_failures += 1
-                raise
-
-        return decode
+    def _count_unreadable(self) -> None:
+        self._decode_failures += 1
 
     # ------------------------------------------------------------ nodes
 
@@ -151,6 +153,7 @@ class ParameterShell:
         if not self._open:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the service does not know its nodes yet")
         try:
+            messages = readable(messages)
             push = self._first(messages)
             with self._under_way(push, context):
                 block = None
@@ -162,8 +165,10 @@ class ParameterShell:
                 self._happen(push, block, vector)
                 if not push.rests:
                     yield from self._wait_and_answer(push, block, context)
+        except UnreadableError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except OvertakenError as error:
-            context.abort(grpc.StatusCode.CANCELLED, str(error))
+            self._refuse(context, grpc.StatusCode.CANCELLED, str(error))
         except DamagedError as error:
             self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except BehindError as error:
@@ -186,8 +191,9 @@ class ParameterShell:
     def _refuse(
         self, context: grpc.ServicerContext, code: grpc.StatusCode, reason: str
     ) -> NoReturn:
-        with self._changed:
-            self._server.count_refusal(code.name.lower())
+        if context.is_active():  # a call that has ended was given up by the other side
+            with self._changed:
+                self._server.count_refusal(code.name.lower())
         context.abort(code, reason)
         raise AssertionError("abort raises")
 
@@ -225,6 +231,8 @@ class ParameterShell:
             return block.up.vector  # the node does not touch it before it has its answer
         arriving, told_at = Arriving(self._size, self._dtype, _coding(push)), time.monotonic()
         for message in messages:
+            if not message.data:  # with such, a call would never end
+                raise DamagedError("a piece of it is empty")
             arriving.add(message.data)
             self._moved += len(message.data)
             if time.monotonic() - told_at > _STILL_HERE_S:
@@ -322,7 +330,8 @@ class ParameterShell:
     # ------------------------------------------------------------ the lead
 
     def _admit(self, admission: wire.Admission, context: grpc.ServicerContext) -> wire.Done:
-        del context
+        if not is_sensible(admission.speed):
+            self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "its speed makes no sense")
         with self._changed:
             now = time.monotonic()
             values = {"node": admission.node, "incarnation": admission.incarnation}
