@@ -478,7 +478,8 @@ class ParameterShell:
                     return
                 changes, version = self._changes, self._server.version
                 state = self._server.state()
-                self._record.write("saved", **self._fingerprint())
+                number = self._keeper.count + 1
+                self._record.write("saved", **self._fingerprint(), state=number)
             last = time.monotonic()
             try:
                 self._keeper.write(*state)
