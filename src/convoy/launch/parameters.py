@@ -39,7 +39,7 @@ _CALLS_AT_MOST = 160
 _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
 _IDLE_AT_MOST_MS = 4_000  # a node that computes for longer connects anew by itself
-_LEAD_ONLY = ("Admit", "Remove", "Open", "Status", "Weights")
+_LEAD_ONLY = ("Admit", "Remove", "Open", "Pause", "Status", "Weights")
 
 
 @dataclass(eq=False)
@@ -98,7 +98,7 @@ class ParameterShell:
         self._durable_version = server.version
         self._problem = ""
         self._closing = False
-        self._open = False
+        self._open, self._paused = False, False
         self._calls: dict[tuple[int, str], set[grpc.ServicerContext]] = {}
         self._blocks: dict[str, _Block] = {}
         self._placing = threading.Lock()
@@ -150,6 +150,7 @@ class ParameterShell:
             "Admit": unary(self._admit, wire.Admission),
             "Remove": unary(self._remove, wire.Admission),
             "Open": unary(self._let_nodes_in, wire.Ask),
+            "Pause": unary(self._pause, wire.Ask),
             "Status": unary(self._status, wire.Ask),
             "Weights": grpc.unary_stream_rpc_method_handler(
                 self._weights, self._counted(wire.Ask), bytes_of
@@ -316,16 +317,20 @@ class ParameterShell:
     ) -> Iterator[wire.Down]:
         told_at = time.monotonic()
         target: int | None = None  # the change that must be on disk before the answer goes out
+        paused_s = 0.0
         while context.is_active():
             with self._changed:
                 answer = self._server.answer_to(push.node, push.incarnation, push.number)
+                is_held_up = answer is not None and self._paused
                 if answer is not None:
                     target = self._changes if target is None else target
                     answer = answer if self._may_tell(answer, target) else None
                 if answer is None:
+                    since = time.monotonic()
                     self._changed.wait(_STILL_HERE_S)
+                    paused_s += time.monotonic() - since if is_held_up else 0.0
             if answer is not None:
-                yield from self._told(answer, push, block)
+                yield from self._told(answer, push, block, paused_s)
                 return
             if time.monotonic() - told_at > _STILL_HERE_S:
                 told_at = time.monotonic()
@@ -333,20 +338,24 @@ class ParameterShell:
 
     def _may_tell(self, answer: Answer, target: int) -> bool:
         """Tell whether no more than is allowed would be lost with the service after an answer."""
+        if self._paused and not answer.is_over:
+            return False
         if self._problem:  # a full disk does not stop the training
             return True
         if self._journal or answer.is_over:  # who hears that it is over does not come back
             return self._durable >= target
         return answer.version - self._durable_version <= self._write_every
 
-    def _told(self, answer: Answer, push: wire.Push, block: _Block | None) -> Iterator[wire.Down]:
+    def _told(
+        self, answer: Answer, push: wire.Push, block: _Block | None, paused_s: float
+    ) -> Iterator[wire.Down]:
         told = wire.Told(
             number=answer.number,
             version=answer.version,
             order=json.dumps(answer.order.as_dict()) if answer.order is not None else "",
             over=answer.is_over,
             refused=answer.refused,
-            waited_s=answer.waited_s,
+            waited_s=answer.waited_s + paused_s,
         )
         name = self._lend(answer.vector, push, block) if block is not None and push.looks else None
         if name is not None:
@@ -416,7 +425,16 @@ class ParameterShell:
     def _let_nodes_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
         """Serve nodes: the lead has named all that take part."""
         del ask, context
-        self._open = True
+        with self._changed:
+            self._open, self._paused = True, False
+            self._changed.notify_all()
+        return wire.Done()
+
+    def _pause(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
+        """Take in what nodes have trained, but give nobody more to do: too few are here."""
+        del ask, context
+        with self._changed:
+            self._paused = True
         return wire.Done()
 
     def _status(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Standing:

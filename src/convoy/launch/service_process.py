@@ -215,6 +215,10 @@ class ServiceProcess:
         """Let it serve nodes: all that take part were named."""
         self._call("Open", wire.Ask())
 
+    def pause(self) -> None:
+        """Let it give nobody work until it is opened again."""
+        self._call("Pause", wire.Ask())
+
     def standing(self) -> dict[str, Any]:
         """Return how the run stands."""
         answer = wire.Standing.FromString(self._call("Status", wire.Ask()))
