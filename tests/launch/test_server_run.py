@@ -181,16 +181,23 @@ def test_of_two_states_of_one_version_a_replay_goes_on_from_the_one_that_got_to_
         config = Config(strategy="server", model="tests.launch.test_server_run:build_normed")
         return replay(config, Path("record.jsonl"), untracked).checksum
 
-    who = [{"node": node, "incarnation": f"a{node}", "now": 0.0} for node in (0, 1)]
+    who: list[dict[str, Any]] = [
+        {"node": node, "incarnation": f"a{node}", "now": 0.0} for node in (0, 1)
+    ]
     moment = {"version": 1, "done": 0}
-    begun = [{"event": "start", **moment, "nodes": 2}]
-    begun += [{"event": "admit", **node, "speed": 100.0} for node in who]
-    begun += [{"event": "pull", **node, "last": 0} for node in who]
-    begun += [{"event": "saved", **moment, "checksum": 0, "state": 1}]
-    # It waits for the other node, but the statistics of batch-norm move at once.
+    begun: list[dict[str, Any]] = [
+        {"event": "start", **moment, "nodes": 2},
+        *({"event": "admit", **node, "speed": 100.0} for node in who),
+        *({"event": "pull", **node, "last": 0} for node in who),
+        {"event": "saved", **moment, "checksum": 0, "state": 1},
+    ]
     report = {"samples": 32, "busy_s": 0.1}
-    submitted = [*begun, {"event": "submit", **who[0], "number": 1, "base": 1, "report": report}]
-    submitted += [{"event": "saved", **moment, "checksum": 0, "state": 2}]
+    # It waits for the other node, but the statistics of batch-norm move at once.
+    submitted: list[dict[str, Any]] = [
+        *begun,
+        {"event": "submit", **who[0], "number": 1, "base": 1, "report": report},
+        {"event": "saved", **moment, "checksum": 0, "state": 2},
+    ]
     assert replayed(submitted) != replayed(begun)
     for state, same_as in ((1, begun), (2, submitted)):
         killed = [*submitted, {"event": "restart", **moment, "state": state}]
