@@ -112,7 +112,9 @@ class ServerTeam(Team):
         """Check that those who are left do not wait, and are as fast as before within 5 s."""
         before = self.samples(*others, since=struck - RATE_S, until=struck)
         end = min([struck + 5.0, *(when for when in self._changed_at if when > struck)])
-        starts = [s for n in range(20) if (s := struck + 0.25 * n) + RATE_S <= end]
+        # From a beat on: a window that begins anywhere else may hold one beat less.
+        beats = [s["now"] - 1e-6 for s in self.submissions(*others, since=struck, until=end)]
+        starts = [struck, *(beat for beat in beats if beat + RATE_S <= end)]
         after = max(self.samples(*others, since=s, until=s + RATE_S) for s in starts)
         print(f"{sorted(others)}: {before} samples/s before, {after} after")
         assert after >= 0.95 * before
@@ -175,17 +177,17 @@ def test_ten_nodes_are_killed_one_by_one_at_random_and_the_others_do_not_wait() 
     seed = random.SystemRandom().randrange(10_000)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    epochs, kills, everybody = 8, [], {0, 1, 2, 3}
-    with ServerTeam(nodes=4, restarts=10, epochs=epochs, pace_s=0.15) as team:
+    epochs, kills, everybody = 10, [], {0, 1, 2, 3}
+    with ServerTeam(nodes=4, restarts=10, epochs=epochs, pace_s=0.1) as team:
         for _ in range(10):
             team.wait_until_all_train(*everybody)
-            time.sleep(draw.uniform(0.2, 0.8))
+            time.sleep(draw.uniform(0.5, 1.0))
             victim = draw.randrange(4)
             kills.append((victim, team.strike(victim)))
             noticed = team.removed_after(*kills[-1])
             print(f"node {victim}: noticed after {noticed:.3f} s")
             assert noticed <= 1.0
-        time.sleep(RATE_S)
+        time.sleep(2 * RATE_S)
         team.hurry()
         assert team.strikes == 10
         assert sum(len(team.faults_of(node)) for node in everybody) == 10
