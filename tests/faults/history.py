@@ -262,7 +262,7 @@ class _Teller:
     def __init__(self, make: Callable[[Tensor, int], ParameterServer]) -> None:
         self._make = make
         self.story = Story()
-        self._saved: list[tuple[int, int, Any, list[Applied]]] = []
+        self._saved: list[tuple[int, Any, list[Applied]]] = []
         self._server: ParameterServer | None = None
 
     def _begin(self, done: int) -> ParameterServer:
@@ -312,7 +312,7 @@ class _Teller:
             told = f"the record is at version {server.version}, the service saved {line['version']}"
             self.story.faults.append(told)
         state = copy.deepcopy(server.state())
-        self._saved.append((server.version, server.done, state, list(self.story.applied)))
+        self._saved.append((line["state"], state, list(self.story.applied)))
 
     def _restart(self, line: Mapping[str, Any]) -> None:
         """Go on from the newest state that the service can have gone on from."""
@@ -321,11 +321,11 @@ class _Teller:
         server = self._begin(0 if line["event"] == "restart" else line["done"])
         self.story.applied = []
         if line["event"] == "restart":
-            found = [s for s in self._saved if (s[0], s[1]) == (line["version"], line["done"])]
+            found = [s for s in self._saved if s[0] == line["state"]]
             if not found:
                 self.story.faults.append(f"nothing was saved that fits {dict(line)}")
             else:
-                _, _, (tensors, values), applied = found[-1]
+                _, (tensors, values), applied = found[-1]
                 server.restore(tensors, values)
                 self.story.applied = list(applied)
         if self._server is not None:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class Paced(nn.Module):
-    """Passes its input on; a training step takes PACE_S seconds longer, or stalls."""
+    """Passes its input on; a training step takes PACE_S seconds longer, stalls, or hurries."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
+        if self.training and not Path("hurry").exists():
             time.sleep(30 if Path("stall").exists() else float(os.environ.get("PACE_S", "0")))
         return x
 

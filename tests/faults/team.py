@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
@@ -83,7 +83,7 @@ class Team:
         self.lead = start_program(command, *arguments, *flags, "--quiet", pace_s=pace_s)
         self._family: set[psutil.Process] = set()
 
-    def __enter__(self) -> "Team":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,6 +1,7 @@
 """Whole runs with a parameter service: what they give, and that they can be done again."""
 
 import json
+import math
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch import nn
 
 from convoy.config import Config, read_toml
 from convoy.errors import CheckpointError, ConvoyError
@@ -163,6 +165,43 @@ def test_a_record_that_was_changed_is_found_out(convoy: Any) -> None:
     outcome: Outcome = convoy("replay", "run")
     assert outcome.code == 1
     assert "the weights differ" in outcome.err
+
+
+def build_normed(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.BatchNorm1d(math.prod(in_shape)),
+        nn.Linear(math.prod(in_shape), num_classes),
+    )
+
+
+def test_of_two_states_of_one_version_a_replay_goes_on_from_the_one_that_got_to_the_disk() -> None:
+    def replayed(happenings: list[dict[str, Any]]) -> int:
+        Path("record.jsonl").write_text("".join(json.dumps(h) + "\n" for h in happenings))
+        config = Config(strategy="server", model="tests.launch.test_server_run:build_normed")
+        return replay(config, Path("record.jsonl"), untracked).checksum
+
+    who: list[dict[str, Any]] = [
+        {"node": node, "incarnation": f"a{node}", "now": 0.0} for node in (0, 1)
+    ]
+    moment = {"version": 1, "done": 0}
+    begun: list[dict[str, Any]] = [
+        {"event": "start", **moment, "nodes": 2},
+        *({"event": "admit", **node, "speed": 100.0} for node in who),
+        *({"event": "pull", **node, "last": 0} for node in who),
+        {"event": "saved", **moment, "checksum": 0, "state": 1},
+    ]
+    report = {"samples": 32, "busy_s": 0.1}
+    # It waits for the other node, but the statistics of batch-norm move at once.
+    submitted: list[dict[str, Any]] = [
+        *begun,
+        {"event": "submit", **who[0], "number": 1, "base": 1, "report": report},
+        {"event": "saved", **moment, "checksum": 0, "state": 2},
+    ]
+    assert replayed(submitted) != replayed(begun)
+    for state, same_as in ((1, begun), (2, submitted)):
+        killed = [*submitted, {"event": "restart", **moment, "state": state}]
+        assert replayed(killed) == replayed(same_as)
 
 
 def test_only_runs_with_a_service_are_replayed(tmp_path: Path) -> None:

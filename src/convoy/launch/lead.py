@@ -398,7 +398,7 @@ class Lead:
     def _watch_numbers(self) -> None:
         """Give up where there are not enough nodes for too long."""
         config = self._job.config
-        here = [node for node in self._roster.records if node.is_here]
+        here = self._present()
         if len(here) >= config.min_nodes and here:
             self._enough_at = time.monotonic() if self._formed else self._enough_at
             self._told_paused = False
@@ -417,6 +417,10 @@ class Lead:
                 allowed=f"at least {config.min_nodes}",
                 hint=self._resume_hint(),
             )
+
+    def _present(self) -> list[NodeRecord]:
+        """Return the nodes that count as here."""
+        return [node for node in self._roster.records if node.is_here]
 
     def _resume_hint(self) -> str | None:
         saved = self._job.last_saved

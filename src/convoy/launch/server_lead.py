@@ -94,6 +94,7 @@ class ServerLead(Lead):
         self._standing: dict[str, Any] = {}
         self._testing = False
         self._is_trained = False  # nodes have heard that there is nothing left to do
+        self._gives_work = True  # the service does; not while there are too few nodes
         self._epoch_sums = (0.0, 0, 0)
         self._looked_at = time.monotonic()
         self._told_at: float | None = None
@@ -162,9 +163,25 @@ class ServerLead(Lead):
         self._is_trained = self._is_trained or done.reason == EVERYTHING_IS_TRAINED
 
     def _watch_numbers(self) -> None:
-        """Give up where there are too few nodes, unless there is nothing left to train."""
+        """Wait where there are too few nodes, unless there is nothing left to train."""
         if not self._is_trained and not self._stopping:
             super()._watch_numbers()
+        self._give_work(not self._told_paused or self._is_trained or self._stopping)
+
+    def _present(self) -> list[NodeRecord]:
+        """Return the nodes that are connected; once training has begun, those that train."""
+        return self._roster.in_state("training") if self._formed else super()._present()
+
+    def _give_work(self, gives: bool) -> None:
+        """Have the service hand out work, or none until further notice."""
+        if gives == self._gives_work:
+            return
+        with suppress(ServiceLostError):  # it is told at the next look, when it is back
+            if gives:
+                self._service.open()
+            else:
+                self._service.pause()
+            self._gives_work = gives
 
     def _watch_silence(self) -> None:
         """Lose nodes that give no sign of life: whatever they still do is refused."""
@@ -192,7 +209,8 @@ class ServerLead(Lead):
         with suppress(ServiceLostError):
             for node in self._roster.in_state("training"):
                 self._service.admit(node.number, node.identity, node.speed)
-            self._service.open()
+            if self._gives_work:
+                self._service.open()
 
     def _look(self) -> None:
         """Ask how the run stands, again and again; a thread, so that nobody waits for it."""

@@ -3,6 +3,8 @@
 import json
 import threading
 import time
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +32,8 @@ from convoy.outer.worker import Worker, held_samples
 
 EVERYTHING_IS_TRAINED = "everything is trained"
 _ASK_AGAIN_S = 0.2  # where there is nothing to do for now
+_LOOK_UP_S = 0.5  # while an answer is waited for
+_LEAVE_PATIENCE_S = 3.0  # of a node that is asked to leave, for its last answer
 
 
 @dataclass(eq=False)
@@ -169,10 +173,20 @@ class _Node:
         if not self._link.leaving and not self._link.wants_stop:
             self._worker.run_ahead(order)
         try:
-            return pending.result()
+            return self._answer(pending)
         except BehindError:
             self._worker.forget()
             return self._exchange.pull()
+
+    def _answer(self, pending: Future[Given]) -> Given:
+        """Wait for an answer; for ever, unless this node is asked to leave meanwhile."""
+        while not self._link.leaving:
+            with suppress(TimeoutError):
+                return pending.result(timeout=_LOOK_UP_S)
+        try:
+            return pending.result(timeout=_LEAVE_PATIENCE_S)
+        except TimeoutError:  # a paused service has taken it in, but answers nobody
+            raise Left("asked to leave") from None
 
     def _fetch(self, order: Work) -> None:
         if self._supply is None:

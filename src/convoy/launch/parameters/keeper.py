@@ -29,6 +29,9 @@ class Keeper:
 
     Args:
         folder: where the two files are.
+
+    Attributes:
+        count: the number of the state that was found or written last.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,13 +44,13 @@ class Keeper:
         whole = {name: state for name, state in found.items() if state is not None}
         newest = max(whole, key=lambda name: whole[name][1]["count"], default=None)
         self.newest: State | None = whole[newest] if newest is not None else None
-        self._count = self.newest[1]["count"] if self.newest is not None else 0
+        self.count = self.newest[1]["count"] if self.newest is not None else 0
         self._next = 1 if newest == _NAMES[0] else 0
 
     def write(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> int:
         """Write a state; return its number when it is safe."""
-        self._count += 1
-        meta = {"convoy": json.dumps({**values, "count": self._count})}
+        self.count += 1
+        meta = {"convoy": json.dumps({**values, "count": self.count})}
         block = safetensors.torch.save({n: t.contiguous() for n, t in tensors.items()}, meta)
         path = self._folder / _NAMES[self._next]
         partial = path.with_suffix(".partial")
@@ -62,7 +65,7 @@ class Keeper:
         sync_folder(self._folder)
         failpoint("service.after-rename")
         self._next = 1 - self._next
-        return self._count
+        return self.count
 
     def _read_all(self) -> dict[str, State | None]:
         there = (name for name in _NAMES if (self._folder / name).exists())

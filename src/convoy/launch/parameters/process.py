@@ -97,7 +97,8 @@ def run_service(order: ServiceOrder, ready: Connection) -> None:
         known = keeper.newest[1]["done"] if keeper.newest is not None else -1
         if keeper.newest is not None and (known >= order.done or not order.hands_out):
             server.restore(*keeper.newest)
-            record.write("restart", version=server.version, done=server.done)
+            found = keeper.count
+            record.write("restart", version=server.version, done=server.done, state=found)
         else:
             record.write("start", version=server.version, done=server.done, nodes=order.nodes)
         shell = ParameterShell(
@@ -209,6 +210,10 @@ class ServiceProcess:
     def open(self) -> None:
         """Let it serve nodes: all that take part were named."""
         self._call("Open", wire.Ask())
+
+    def pause(self) -> None:
+        """Let it give nobody work until it is opened again."""
+        self._call("Pause", wire.Ask())
 
     def standing(self) -> dict[str, Any]:
         """Return how the run stands."""

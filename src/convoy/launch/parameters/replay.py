@@ -99,7 +99,7 @@ class _Again:
     config: Config
     nodes: int
     players: dict[int, _Player] = field(default_factory=dict)
-    states: list[tuple[tuple[int, int], Any]] = field(default_factory=list)
+    states: list[tuple[tuple[int, int, int], Any]] = field(default_factory=list)
     submissions: int = 0
     compared: int = 0
     restarts: int = 0
@@ -152,10 +152,13 @@ class _Again:
         if done > 0:
             raise CheckpointError("the run went on from a checkpoint that has no service's state")
 
-    def _restart(self, version: int, done: int) -> None:
-        """Go on from a state that was on disk."""
+    def _restart(self, version: int, done: int, state: int = 0) -> None:
+        """Go on from a state that was on disk.
+
+        Its number tells it from one of the same version that a kill kept from getting there.
+        """
         self.restarts += 1
-        states = [state for moment, state in self.states if moment == (version, done)]
+        states = [kept for moment, kept in self.states if moment == (version, done, state)]
         if not states:
             raise CheckpointError("the record goes on from a state that it does not hold")
         self._server = self._new_server()
@@ -208,9 +211,9 @@ class _Again:
     def _tick(self, now: float) -> None:
         self._server.tick(now)
 
-    def _saved(self, version: int, done: int, checksum: int) -> None:
+    def _saved(self, version: int, done: int, checksum: int, state: int = 0) -> None:
         self._compare(version, checksum)
-        self.states.append(((version, done), self._server.state()))
+        self.states.append(((version, done, state), self._server.state()))
         del self.states[:-_STATES_KEPT]
 
     def _end(self, version: int, done: int, checksum: int) -> None:

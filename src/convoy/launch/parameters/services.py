@@ -78,6 +78,10 @@ class Services:
         for process in self._processes:
             process.open()
 
+    def pause(self) -> None:
+        """Let the one that hands out work give nobody any until they are opened again."""
+        self._processes[0].pause()
+
     def standing(self) -> dict[str, Any]:
         """Return how the run stands: as the first says, with what all have moved."""
         first, *others = (process.standing() for process in self._processes)

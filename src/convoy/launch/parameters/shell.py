@@ -47,7 +47,7 @@ _CALLS_AT_MOST = 160
 _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
 _IDLE_AT_MOST_MS = 4_000  # a node that computes for longer connects anew by itself
-_LEAD_ONLY = ("Admit", "Remove", "Open", "Status", "Weights")
+_LEAD_ONLY = ("Admit", "Remove", "Open", "Pause", "Status", "Weights")
 
 
 class ParameterShell:
@@ -85,7 +85,7 @@ class ParameterShell:
         self._changed = threading.Condition()
         self._durability = Durability(journal, write_every, server.version)
         self._closing = False
-        self._open = False
+        self._open, self._paused = False, False
         self._calls: dict[Owner, set[grpc.ServicerContext]] = {}
         self._moved = 0  # bytes of vectors, in shared memory too
         self._decode_failures = 0
@@ -135,6 +135,7 @@ class ParameterShell:
             "Admit": unary(self._admit, wire.Admission),
             "Remove": unary(self._remove, wire.Admission),
             "Open": unary(self._let_nodes_in, wire.Ask),
+            "Pause": unary(self._pause, wire.Ask),
             "Status": unary(self._status, wire.Ask),
             "Weights": grpc.unary_stream_rpc_method_handler(
                 checked(self._weights), reads(wire.Ask), bytes_of
@@ -282,32 +283,40 @@ class ParameterShell:
     ) -> Iterator[wire.Down]:
         told_at = time.monotonic()
         change: int | None = None  # what must be on disk before the answer goes out
+        paused_s = 0.0
         while context.is_active():
             with self._changed:
                 answer = self._server.answer_to(push.node, push.incarnation, push.number)
+                is_held_up = answer is not None and self._paused
                 if answer is not None:
                     change = self._durability.changes if change is None else change
                     answer = answer if self._may_tell(answer, change) else None
                 if answer is None:
+                    since = time.monotonic()
                     self._changed.wait(_STILL_HERE_S)
+                    paused_s += time.monotonic() - since if is_held_up else 0.0
             if answer is not None:
-                yield from self._told(answer, push, block)
+                yield from self._told(answer, push, block, paused_s)
                 return
             if time.monotonic() - told_at > _STILL_HERE_S:
                 told_at = time.monotonic()
                 yield wire.Down(wait=wire.Done())
 
     def _may_tell(self, answer: Answer, change: int) -> bool:
+        if self._paused and not answer.is_over:
+            return False
         return self._durability.may_tell(answer.version, change, is_over=answer.is_over)
 
-    def _told(self, answer: Answer, push: wire.Push, block: Block | None) -> Iterator[wire.Down]:
+    def _told(
+        self, answer: Answer, push: wire.Push, block: Block | None, paused_s: float
+    ) -> Iterator[wire.Down]:
         told = wire.Told(
             number=answer.number,
             version=answer.version,
             order=json.dumps(answer.order.as_dict()) if answer.order is not None else "",
             over=answer.is_over,
             refused=answer.refused,
-            waited_s=answer.waited_s,
+            waited_s=answer.waited_s + paused_s,
         )
         name = None
         if block is not None and push.looks:
@@ -359,7 +368,16 @@ class ParameterShell:
     def _let_nodes_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
         """Serve nodes: the lead has named all that take part."""
         del ask, context
-        self._open = True
+        with self._changed:
+            self._open, self._paused = True, False
+            self._changed.notify_all()
+        return wire.Done()
+
+    def _pause(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
+        """Take in what nodes have trained, but give nobody more to do: too few are here."""
+        del ask, context
+        with self._changed:
+            self._paused = True
         return wire.Done()
 
     def _status(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Standing:
@@ -421,7 +439,8 @@ class ParameterShell:
                     return
                 changes, version = durability.changes, self._server.version
                 state = self._server.state()
-                self._record.write("saved", **self._fingerprint())
+                number = self._keeper.count + 1
+                self._record.write("saved", **self._fingerprint(), state=number)
             last = time.monotonic()
             try:
                 self._keeper.write(*state)
