@@ -19,9 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from convoy.config import Config, read_toml
+from convoy.launch.choose import config_of_nodes
 from convoy.launch.parameters.record import read_record
 from convoy.outer.rules.rule import Merged, Rule, Submission, World
 from convoy.outer.server import BehindError, ParameterServer, Report
+from convoy.outer.service_plan import make_server
 from convoy.outer.work import Order, Span, Work
 
 
@@ -343,6 +346,17 @@ class _Teller:
     def end(self) -> Story:
         self._end_life()
         return self.story
+
+
+def story_of(run: Path, samples: int) -> Story:
+    """Tell the record of a whole run again, as its folder holds it."""
+    config = config_of_nodes(Config(**read_toml(run / "config.toml")))
+    nodes = next(read_record(run / "record.jsonl"))["nodes"]
+
+    def make(vector: Tensor, done: int) -> ParameterServer:
+        return make_server(config, vector, vector.numel(), samples, nodes, done)
+
+    return retell(run / "record.jsonl", make)
 
 
 def retell(path: Path, make: Callable[[Tensor, int], ParameterServer]) -> Story:

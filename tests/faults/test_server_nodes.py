@@ -14,16 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from convoy.config import Config, read_toml
-from convoy.launch.choose import config_of_nodes
 from convoy.launch.parameters.record import read_record
 from convoy.launch.parameters.replay import replay
-from convoy.outer.server import ParameterServer
-from convoy.outer.service_plan import make_server
 from convoy.tracking import untracked
-from tests.faults.history import Story, retell
+from tests.faults.history import Story, story_of
 from tests.faults.team import SAMPLES, Record, Team
 from tests.faults.test_lead_faults import TOKEN, free_port, is_paused, joined
 
@@ -138,13 +133,7 @@ class ServerTeam(Team):
         return found
 
     def story(self) -> Story:
-        config = config_of_nodes(self.config)
-        nodes = self.record("start")[0]["nodes"]
-
-        def make(vector: Tensor, done: int) -> ParameterServer:
-            return make_server(config, vector, vector.numel(), SAMPLES, nodes, done)
-
-        return retell(self.out / "record.jsonl", make)
+        return story_of(self.out, SAMPLES)
 
     @property
     def config(self) -> Config:

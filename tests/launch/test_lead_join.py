@@ -157,7 +157,7 @@ def test_whoever_does_not_belong_is_told_why_and_the_run_goes_on(
             link = Link(address, SECRET)
             link.join("stranger", -1)
             with pytest.raises(RefusedError, match=words) as caught:
-                link.prepared(data, model, "cpu")
+                link.prepared(data, model, "cpu", 1)
             assert caught.value.exit_code == 2
             link.close()
 

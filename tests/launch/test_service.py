@@ -129,7 +129,7 @@ def test_a_bit_that_changes_on_the_way_is_noticed_over_tls(tls: Tls) -> None:
             with contextlib.suppress(LeadLostError):  # or it comes by a new connection, whole
                 assert link.fetch_state() == b"state"
             with pytest.raises(LeadLostError, match="cannot be reached"):
-                link.prepared("", "", "")
+                link.prepared("", "", "", 1)
         assert proxy.hits["flip"] == 1
 
 

@@ -40,7 +40,7 @@ def replay(run: Path, /, *, json: Annotated[bool, Parameter(negative="")] = Fals
         raise ConvoyError(
             f"the weights differ at {len(found.differing)} of {found.compared} moments, "
             f"first at version {found.differing[0] if found.differing else '-'}",
-            hint="A replay needs the same kind of device, the same threads and the same PyTorch.",
+            hint="A replay needs the same kind of device and the same PyTorch.",
         )
     if not json:
         Console(highlight=False).print(

@@ -271,7 +271,7 @@ class Lead:
             self._roster.records.remove(node)  # it was never part of the run
             self._refuse(node.connection, node.name, "; ".join(wrong))
             return
-        node.device = prepared.device.split(" ")[0]
+        node.device, node.threads = prepared.device.split(" ")[0], prepared.threads
         if self._lab is not None and 0 <= node.slot < len(self._lab.speeds):
             self._lab.place(node.slot, node.pid)
         node.connection.tell(admitted=wire.Nothing())

@@ -107,9 +107,9 @@ class Link:
         except grpc.RpcError as error:
             raise LeadLostError(f"the lead's state did not arrive: {_words(error)}") from None
 
-    def prepared(self, data: str, model: str, device: str) -> None:
+    def prepared(self, data: str, model: str, device: str, threads: int) -> None:
         """Show what we have, and wait to be admitted."""
-        self._say(prepared=wire.Prepared(data=data, model=model, device=device))
+        self._say(prepared=wire.Prepared(data=data, model=model, device=device, threads=threads))
         while not self._admitted.wait(0.2):
             self.check()
 

@@ -170,7 +170,9 @@ def _prepare(order: Order, welcome: wire.Welcome, link: Link, supply: Supply | N
     )
     if welcome.has_state:
         job.take_over(unpack(link.fetch_state()), "the lead's state")
-    link.prepared(job.data.digest, model_digest(job.model), device_name(job))
+    link.prepared(
+        job.data.digest, model_digest(job.model), device_name(job), torch.get_num_threads()
+    )
     return job
 
 

@@ -37,6 +37,7 @@ class NodeRecord:
     heard_at: float
     state: State = "joining"
     device: str = ""
+    threads: int = 0
     speed: float = 0.0
     probed: float = 0.0
     share: int = 0

@@ -143,7 +143,7 @@ class ServerLead(Lead):
     def _let_in(self, node: NodeRecord) -> None:
         """Name a node to the service, and let it begin."""
         with suppress(ServiceLostError):  # it is named again when the service is back
-            self._service.admit(node.number, node.identity, node.speed)
+            self._service.admit(node.number, node.identity, node.speed, node.threads)
         node.state = "training"
         if node.connection is not None:
             node.connection.tell(form=wire.Nothing())
@@ -208,7 +208,7 @@ class ServerLead(Lead):
             self._job.events.emit(WarningEvent(reason=f"passed over a damaged state: {name}"))
         with suppress(ServiceLostError):
             for node in self._roster.in_state("training"):
-                self._service.admit(node.number, node.identity, node.speed)
+                self._service.admit(node.number, node.identity, node.speed, node.threads)
             if self._gives_work:
                 self._service.open()
 

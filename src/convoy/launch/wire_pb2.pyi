@@ -44,14 +44,16 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("data", "model", "device")
+    __slots__ = ("data", "model", "device", "threads")
     DATA_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
     data: str
     model: str
     device: str
-    def __init__(self, data: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    threads: int
+    def __init__(self, data: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("speed",)

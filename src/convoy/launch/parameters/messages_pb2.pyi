@@ -102,14 +102,16 @@ class Told(_message.Message):
     def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., order: _Optional[str] = ..., over: _Optional[bool] = ..., refused: _Optional[str] = ..., waited_s: _Optional[float] = ..., coding: _Optional[str] = ..., shared: _Optional[str] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("node", "incarnation", "speed")
+    __slots__ = ("node", "incarnation", "speed", "threads")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
     node: int
     incarnation: str
     speed: float
-    def __init__(self, node: _Optional[int] = ..., incarnation: _Optional[str] = ..., speed: _Optional[float] = ...) -> None: ...
+    threads: int
+    def __init__(self, node: _Optional[int] = ..., incarnation: _Optional[str] = ..., speed: _Optional[float] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()

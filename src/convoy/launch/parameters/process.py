@@ -199,9 +199,12 @@ class ServiceProcess:
 
     # ------------------------------------------------------------ calls
 
-    def admit(self, node: int, incarnation: str, speed: float) -> None:
+    def admit(self, node: int, incarnation: str, speed: float, threads: int = 0) -> None:
         """Let a node take part."""
-        self._call("Admit", wire.Admission(node=node, incarnation=incarnation, speed=speed))
+        self._call(
+            "Admit",
+            wire.Admission(node=node, incarnation=incarnation, speed=speed, threads=threads),
+        )
 
     def remove(self, node: int, incarnation: str) -> None:
         """Let a node take part no longer."""

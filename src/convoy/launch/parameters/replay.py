@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from convoy.assembly import Given, make_job
@@ -77,8 +78,12 @@ def replay(config: Config, record: Path, track: Track) -> Replayed:
     if not happenings or happenings[0]["event"] != "start" or happenings[0]["done"] > 0:
         raise CheckpointError("this record does not begin with the run's first weights")
     again = _Again(config_of_nodes(config), int(happenings[0]["nodes"]))
-    for happening in track(happenings, "doing it again", len(happenings)):
-        again.happen(happening)
+    threads = torch.get_num_threads()
+    try:
+        for happening in track(happenings, "doing it again", len(happenings)):
+            again.happen(happening)
+    finally:
+        torch.set_num_threads(threads)
     return again.outcome()
 
 
@@ -88,6 +93,7 @@ class _Player:
 
     incarnation: str
     worker: Worker
+    threads: int
     given: Answer | None = None
     handed_in: tuple[int, Tensor] | None = None
 
@@ -164,10 +170,13 @@ class _Again:
         self._server = self._new_server()
         self._server.restore(*states[-1])
 
-    def _admit(self, node: int, incarnation: str, speed: float, now: float) -> None:
+    def _admit(
+        self, node: int, incarnation: str, speed: float, now: float, threads: int = 0
+    ) -> None:
         before = self.players.get(node)
         if before is None or before.incarnation != incarnation:
-            self.players[node] = _Player(incarnation, Worker(self._job(self._first), node))
+            worker = Worker(self._job(self._first), node)
+            self.players[node] = _Player(incarnation, worker, threads or torch.get_num_threads())
         self._server.admit(node, incarnation, speed, now)
 
     def _remove(self, node: int, incarnation: str, now: float) -> None:
@@ -184,10 +193,13 @@ class _Again:
         base: int,
         now: float,
         report: dict[str, Any],
+        coding: str = "full",
     ) -> None:
         player = self.players[node]
         if player.handed_in is None or player.handed_in[0] != number:
-            player.handed_in = (number, self._train(player))
+            vector = self._train(player)
+            vector = vector.bfloat16().to(vector.dtype) if coding == "bf16" else vector
+            player.handed_in = (number, vector)
         vector, told = player.handed_in[1], Report(**report)
         try:
             self._server.submit(node, incarnation, number, base, vector, told, now)
@@ -200,6 +212,7 @@ class _Again:
         given = player.given
         assert given is not None
         assert given.order is not None
+        torch.set_num_threads(player.threads)  # sums depend on how many share them
         if given.refused:
             player.worker.start_over()
         player.worker.take(given.vector, given.order)

@@ -63,10 +63,10 @@ class Services:
         for process in self._processes:
             process.end()
 
-    def admit(self, node: int, incarnation: str, speed: float) -> None:
+    def admit(self, node: int, incarnation: str, speed: float, threads: int = 0) -> None:
         """Let a node take part."""
         for process in self._processes:
-            process.admit(node, incarnation, speed)
+            process.admit(node, incarnation, speed, threads)
 
     def remove(self, node: int, incarnation: str) -> None:
         """Let a node take part no longer."""

@@ -265,6 +265,7 @@ class ParameterShell:
                         incarnation=incarnation,
                         number=push.number,
                         base=push.base,
+                        coding=push.coding,
                         now=now,
                         report=asdict(report),
                     )
@@ -343,8 +344,14 @@ class ParameterShell:
             self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "its speed makes no sense")
         with self._changed:
             now = time.monotonic()
-            values = {"node": admission.node, "incarnation": admission.incarnation}
-            self._record.write("admit", **values, speed=admission.speed, now=now)
+            self._record.write(
+                "admit",
+                node=admission.node,
+                incarnation=admission.incarnation,
+                speed=admission.speed,
+                threads=admission.threads,
+                now=now,
+            )
             self._server.admit(admission.node, admission.incarnation, admission.speed, now)
             self._note_change()
         return wire.Done()
