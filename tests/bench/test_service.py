@@ -13,8 +13,11 @@ LOAD = Load(5_000, count=3, warm=1)
     ("coding", "tls", "in_place"),
     [("full", False, False), ("bf16", True, False), ("shared", False, True)],
 )
-def test_an_exchange_with_the_service_is_timed(coding: Coding, tls: bool, in_place: bool) -> None:
-    with service._open_ours(coding, tls=tls, in_place=in_place) as measure:
+@pytest.mark.parametrize("merges", [True, False])
+def test_an_exchange_with_the_service_is_timed(
+    coding: Coding, tls: bool, in_place: bool, merges: bool
+) -> None:
+    with service._open_ours(coding, tls=tls, in_place=in_place, merges=merges) as measure:
         seconds = measure(LOAD)
     assert len(seconds) == LOAD.count
     assert all(0 < s < 10 for s in seconds)
@@ -35,7 +38,7 @@ def test_the_bars_compare_with_ray_size_by_size() -> None:
         ("0.3 MB", service._SHARED): (2.0, 2.0),
     }
     bars = service._bars(values, loads)
-    assert [bar.value for bar in bars] == pytest.approx([3.5, 1.5])
-    assert [bar.is_met for bar in bars] == [True, False]
+    assert [bar.value for bar in bars] == pytest.approx([1.5, 3.5])
+    assert [bar.is_met for bar in bars] == [False, True]
     without = {key: found for key, found in values.items() if key[1] != service._RAY}
     assert service._bars(without, loads) == ()

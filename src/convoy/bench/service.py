@@ -1,23 +1,26 @@
 """What does it cost to hand a vector to the parameter service and take one over?
 
 One exchange is a push and a pull: a node's process hands in a vector and is given one of the
-same size. Ours is the whole of it: the real service in its own process, with its checks, the
-merge (one node, so that it is an addition) and its writing to disk every five seconds. By shared
-memory there are two rows: the vector was made elsewhere and is copied in, as Ray does; or it was
-made in place, as our nodes do, whose last subtraction writes there.
+same size. First the way there and back, where nobody computes anything: our calls, messages,
+checksums and threads around a server that answers with a vector it has at hand, beside a bare TCP
+socket, gloo's send and recv, and Ray's object store with one actor. By shared memory there are
+two rows: the vector was made elsewhere and is copied in, as Ray does; or it was made in place, as
+our nodes do, whose last subtraction writes there.
 
-The peers do no arithmetic: a bare TCP socket, gloo's send and recv, and Ray's object store with
-one actor. For what the merge itself takes there are two more rows: the same server without
-wires, and the same server as a Ray actor, which does the same job as ours.
+Then the whole job: the real service in its own process, with its checks, the merge (one node, so
+that it is an addition) and its writing to disk every five seconds, beside the same merge as a Ray
+actor, and alone.
 """
 
 import secrets
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +42,11 @@ from convoy.bench.report import Bar, Report, Row, median_ratio
 from convoy.config import Config
 from convoy.launch.certificate import read_or_make_tls
 from convoy.launch.parameters.exchange import Exchange, Service
+from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.process import ServiceOrder, ServiceProcess
+from convoy.launch.parameters.record import Record
+from convoy.launch.parameters.shared import SharedRooms
+from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Coding
 from convoy.outer.server import ParameterServer
 from convoy.outer.server import Report as Trained
@@ -60,6 +67,7 @@ _SAMPLES = 1_000_000_000  # more than are asked for: no epoch ends
 _RAY, _RAY_MERGING = "Ray's object store", "Ray's object store, same merge"
 _SHARED = "convoy, shared memory"
 _IN_PLACE = "convoy, shared memory, made in place"
+_MERGED = "convoy, shared memory, made in place, with the merge"
 
 _Values = dict[tuple[str, str], tuple[float, ...]]  # by size and way, one of each round
 _Ways = AbstractContextManager[dict[str, Measure]]
@@ -99,11 +107,13 @@ def _open_all(loads: tuple[Load, ...], *, with_ray: bool) -> Iterator[_Ways]:
     yield _named("convoy, gRPC", _open_ours("full"))
     yield _named("convoy, gRPC, bf16 up", _open_ours("bf16"))
     yield _named("convoy, gRPC with TLS", _open_ours("full", tls=True))
+    yield _named("convoy, gRPC, with the merge", _open_ours("full", merges=True))
     if with_ray:
         largest = max(load.size for load in loads)
         yield open_ray(largest, {_RAY: at_hand, _RAY_MERGING: merging})
     yield _named(_SHARED, _open_ours("shared"))
     yield _named(_IN_PLACE, _open_ours("shared", in_place=True))
+    yield _named(_MERGED, _open_ours("shared", in_place=True, merges=True))
     yield _named("convoy's merge alone", _open_merge())
 
 
@@ -127,19 +137,14 @@ def _rows(values: _Values, loads: tuple[Load, ...]) -> tuple[Row, ...]:
 
 
 def _bars(values: _Values, loads: tuple[Load, ...]) -> tuple[Bar, ...]:
+    """Compare with Ray, size by size: the way alone, and the whole job."""
     bars = []
-    for peer in (_RAY, _RAY_MERGING):
-        ratios = {
-            _task(load): median_ratio(values[_task(load), peer], values[_task(load), _SHARED])
-            for load in reversed(loads)
-            if (_task(load), peer) in values
-        }
-        for task, ratio in ratios.items():
-            if task in ("44 MB", "128 MB"):
-                bars.append(Bar(f"{task}: {peer} / {_SHARED}", ratio, at_least=AT_LEAST))
-        if ratios:
-            least = min(ratios.values())
-            bars.append(Bar(f"all sizes: {peer} / {_SHARED}", least, at_least=AT_LEAST))
+    for peer, ours, at_least in ((_RAY, _SHARED, AT_LEAST), (_RAY_MERGING, _MERGED, 1.0)):
+        for load in reversed(loads):
+            task = _task(load)
+            if (task, peer) in values:
+                ratio = median_ratio(values[task, peer], values[task, ours])
+                bars.append(Bar(f"{task}: {peer} / {ours}", ratio, at_least=at_least))
     return tuple(bars)
 
 
@@ -160,13 +165,15 @@ def _config() -> Config:
 
 
 @contextmanager
-def _open_ours(coding: Coding, *, tls: bool = False, in_place: bool = False) -> Iterator[Measure]:
+def _open_ours(
+    coding: Coding, *, tls: bool = False, in_place: bool = False, merges: bool = False
+) -> Iterator[Measure]:
     """Start a node's process; for each size it gets a service of its own."""
     with Crew(_be_node, [()]) as crew:
 
         def measure(load: Load) -> list[float]:
-            with _service(load, tls=tls) as service:
-                crew.send((service, coding, in_place, load))
+            with _service(load, tls=tls, merges=merges) as service:
+                crew.send((service, coding, in_place, merges, load))
                 seconds: list[float] = crew.receive(_PATIENCE_S)[0]
             return seconds
 
@@ -175,35 +182,87 @@ def _open_ours(coding: Coding, *, tls: bool = False, in_place: bool = False) -> 
 
 
 @contextmanager
-def _service(load: Load, *, tls: bool) -> Iterator[Service]:
+def _service(load: Load, *, tls: bool, merges: bool) -> Iterator[Service]:
     with TemporaryDirectory(prefix="convoy-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         shown = read_or_make_tls(folder, _HOST) if tls else None
-        tokens = (secrets.token_hex(16), secrets.token_hex(16))
-        process = ServiceProcess(
-            ServiceOrder(
-                config=_config(),
-                run=_NAME,
-                vector=torch.ones(load.size),
-                weights=load.size,
-                model=_NAME,
-                samples=_SAMPLES,
-                nodes=1,
-                done=0,
-                folder=folder / "service",
-                record=folder / "record.jsonl",
-                tokens=tokens,
-                host=_HOST,
-                tls=shown,
-            )
+        order = ServiceOrder(
+            config=_config(),
+            run=_NAME,
+            vector=torch.ones(load.size),
+            weights=load.size,
+            model=_NAME,
+            samples=_SAMPLES,
+            nodes=1,
+            done=0,
+            folder=folder / "service",
+            record=folder / "record.jsonl",
+            tokens=(secrets.token_hex(16), secrets.token_hex(16)),
+            host=_HOST,
+            tls=shown,
         )
-        try:
-            process.admit(_NODE, _NAME, 1.0)
-            process.open()
-            certificate = shown.certificate if shown is not None else None
-            yield Service(process.address, tokens[0], _NAME, certificate, _PATIENCE_S)
-        finally:
-            process.end()
+        certificate = shown.certificate if shown is not None else None
+        with (_merging_service if merges else _answering_service)(order) as address:
+            yield Service(address, order.tokens[0], _NAME, certificate, _PATIENCE_S)
+
+
+@contextmanager
+def _merging_service(order: ServiceOrder) -> Iterator[str]:
+    """Start the service as a run does."""
+    process = ServiceProcess(order)
+    try:
+        process.admit(_NODE, _NAME, 1.0)
+        process.open()
+        yield process.address
+    finally:
+        process.end()
+
+
+@contextmanager
+def _answering_service(order: ServiceOrder) -> Iterator[str]:
+    """Start a service that merges nothing."""
+    with Crew(_answer, [(order,)]) as crew:
+        yield crew.receive(_PATIENCE_S)[0]
+        crew.send(None)
+
+
+class _AtHand:
+    """A server that answers with a vector which it has at hand: the way there and back is left."""
+
+    def __init__(self, server: ParameterServer) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the server's
+        return getattr(self._server, name)
+
+    def submit(self, node: int, incarnation: str, number: int, *_: object) -> None:
+        member = self._server.check(node, incarnation)
+        assert member.answer is not None
+        member.number, member.answer = number, replace(member.answer, number=number)
+
+
+def _answer(link: Link, order: ServiceOrder) -> None:
+    """Be such a service, as its own process is: one thread for arithmetic, all others for calls."""
+    torch.set_num_threads(1)
+    rooms = SharedRooms()
+    server = make_server(order.config, order.vector, order.weights, _SAMPLES, 1, rooms=rooms)
+    server.admit(_NODE, _NAME, 1.0, 0.0)
+    with Record(order.record) as record:
+        shell = ParameterShell(
+            cast(ParameterServer, _AtHand(server)),
+            rooms,
+            run=order.run,
+            model=order.model,
+            tokens=order.tokens,
+            keeper=Keeper(order.folder),
+            record=record,
+            journal=False,
+            write_every=order.config.durable_updates,
+        )
+        shell.let_nodes_in()
+        link.send(f"{_HOST}:{shell.listen(_HOST, 0, order.tls)}")
+        link.receive()
+        shell.close()
 
 
 def _be_node(link: Link) -> None:
@@ -211,7 +270,9 @@ def _be_node(link: Link) -> None:
         link.send(_exchange(*order))
 
 
-def _exchange(service: Service, coding: Coding, in_place: bool, load: Load) -> list[float]:
+def _exchange(
+    service: Service, coding: Coding, in_place: bool, merges: bool, load: Load
+) -> list[float]:
     """Be a node that hands in again and again."""
     exchange = Exchange(
         service,
@@ -235,16 +296,15 @@ def _exchange(service: Service, coding: Coding, in_place: bool, load: Load) -> l
             given = exchange.push(given.version, increment, Trained(samples=1)).result()
 
         seconds = time_swaps(swap, load)
-        _check(given.vector, load)
+        _check(given.vector, load.warm + load.count if merges else 0)
     finally:
         exchange.close()
     return seconds
 
 
-def _check(vector: Tensor, load: Load) -> None:
-    """Make sure that what came back is what all that was handed in adds up to."""
-    expected = 1.0 + (load.warm + load.count) * FILL
-    assert bool((vector == expected).all()), "a vector was not merged exactly once"
+def _check(vector: Tensor, merged: int) -> None:
+    """Make sure that what came back is what all that was merged adds up to."""
+    assert bool((vector == 1.0 + merged * FILL).all()), "a vector was not merged exactly once"
 
 
 # ---------------------------------------------------------------- the merge, without our wires

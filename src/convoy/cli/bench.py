@@ -40,6 +40,9 @@ def bench(
     data_dir:
         Where the data lies, for a benchmark that trains on a named data set.
     """
+    from convoy.launch.quiet import quiet_engines
+
+    quiet_engines()
     from convoy.bench.catalog import BENCHMARKS
 
     if name is None:

@@ -134,7 +134,7 @@ class ParameterShell:
             ),
             "Admit": unary(self._admit, wire.Admission),
             "Remove": unary(self._remove, wire.Admission),
-            "Open": unary(self._let_nodes_in, wire.Ask),
+            "Open": unary(self._let_in, wire.Ask),
             "Pause": unary(self._pause, wire.Ask),
             "Status": unary(self._status, wire.Ask),
             "Weights": grpc.unary_stream_rpc_method_handler(
@@ -372,13 +372,16 @@ class ParameterShell:
             call.cancel()
         self._lending.forget(owner)
 
-    def _let_nodes_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
-        """Serve nodes: the lead has named all that take part."""
+    def _let_in(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
         del ask, context
+        self.let_nodes_in()
+        return wire.Done()
+
+    def let_nodes_in(self) -> None:
+        """Serve nodes: all that take part have been named."""
         with self._changed:
             self._open, self._paused = True, False
             self._changed.notify_all()
-        return wire.Done()
 
     def _pause(self, ask: wire.Ask, context: grpc.ServicerContext) -> wire.Done:
         """Take in what nodes have trained, but give nobody more to do: too few are here."""
