@@ -12,6 +12,7 @@ that it is an addition) and its writing to disk every five seconds, beside the s
 actor, and alone.
 """
 
+import os
 import secrets
 import statistics
 from collections.abc import Callable, Iterator
@@ -266,6 +267,7 @@ def _answer(link: Link, order: ServiceOrder) -> None:
 
 
 def _be_node(link: Link) -> None:
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # Ray too copies with several threads
     while (order := link.receive()) is not None:
         link.send(_exchange(*order))
 
