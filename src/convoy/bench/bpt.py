@@ -87,12 +87,11 @@ def bench_bpt(*, quick: bool, tell: Callable[[str], None]) -> Report:
     for seed in seeds:
         for name in names:
             add("unequal", name, seed)
-    if not quick:
-        for name in _GRID:
-            add("equal", name, 0, speeds=EQUAL)
-            add("stumbling", name, 0, speed_changes=STUMBLES)
-        for size in (1, 2):
-            add(_count(size), IDPA_AGWU, 0, speeds=SPEEDS[:size])
+        for name in () if quick else _GRID:
+            add("equal", name, seed, speeds=EQUAL)
+            add("stumbling", name, seed, speed_changes=STUMBLES)
+        for size in () if quick else (1, 2):
+            add(_count(size), IDPA_AGWU, seed, speeds=SPEEDS[:size])
     return Report("bpt", len(seeds), tuple(_rows(found)), tuple(_bars(found)))
 
 
