@@ -24,7 +24,7 @@ from convoy.trainer import train
 
 CLAIMS = {
     "C1": ("unequal: all epochs", "unequal: accuracy"),
-    "C4": ("1 node: all epochs", "2 nodes: all epochs", "unequal: all epochs"),
+    "C4": ("cluster: IDPA + AGWU, all epochs",),
     "C5": ("unequal: to 70%", "unequal: epochs to 70%"),
     "C6": ("unequal: all epochs", "equal: all epochs", "stumbling: all epochs"),
     "C7": ("unequal: weights moved", "unequal: samples moved"),

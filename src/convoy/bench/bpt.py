@@ -167,6 +167,10 @@ def _rows(found: dict[tuple[str, str], list[Outcome]]) -> list[Row]:
                 parts.append((f"to {level:.0%}", "seconds", [s for s, _ in reached]))
                 parts.append((f"epochs to {level:.0%}", "epochs", [e for _, e in reached]))
         rows += [Row(f"{kind}: {what}", name, unit, tuple(v)) for what, unit, v in parts]
+    for kind, size in ((_count(1), 1), (_count(2), 2), ("unequal", len(SPEEDS))):
+        seconds = tuple(o.seconds for o in found.get((kind, IDPA_AGWU), ()))
+        if seconds:
+            rows.append(Row(f"cluster: {IDPA_AGWU}, all epochs", _count(size), "seconds", seconds))
     return rows
 
 
