@@ -15,7 +15,7 @@ import numpy as np
 
 from convoy.bench.peers.ddp import train_ddp
 from convoy.bench.report import Bar, Report, Row, median_ratio
-from convoy.bench.tta import time_to
+from convoy.bench.tta import recipe, time_to
 from convoy.config import Config
 from convoy.data.load import load_data
 from convoy.errors import EnvironmentProblem
@@ -94,21 +94,8 @@ def _best(found: dict[str, tuple[float, ...]], system: str) -> tuple[float, ...]
 
 
 def _recipe(seed: int, target: float, data: Path, batch: int) -> Config:
-    return Config(
-        data=str(data),
-        cache_dir=str(data.parent / "cache"),
-        model="lenet5",
-        batch=batch,
-        lr=0.05,
-        epochs=20,
-        warmup_epochs=0.5,
-        precision="fp32",
-        memory_format="channels_last",
-        device="cpu",
-        threads=1,
-        target_accuracy=target,
-        seed=seed,
-    )
+    own = {"data": str(data), "cache_dir": str(data.parent / "cache"), "batch": batch, "lr": 0.05}
+    return recipe(seed, target, None).replaced(own)
 
 
 def _ours(config: Config, strategy: str) -> float:
