@@ -537,15 +537,15 @@ def test_nonsense_is_refused_always_and_its_node_is_shut_out_after_three(coding:
                         [problem] if problem else ["not finite", "far too long"]
                     )
                 outcome = bad.submit(mark(20), coding)
-                assert outcome.code is grpc.StatusCode.FAILED_PRECONDITION
+                assert outcome.code is grpc.StatusCode.PERMISSION_DENIED
                 assert "nonsense too often" in outcome.details
                 again = Speaker(bench, caller, node, name="born again")
                 shut = caller.call(frame(again.header()))
-                assert shut.code is grpc.StatusCode.FAILED_PRECONDITION
+                assert shut.code is grpc.StatusCode.PERMISSION_DENIED
         refused = bench.standing()["refused"]
         assert injected == 3 * len(NONSENSE)
         assert refused["not finite"] + refused["far too long"] == injected
-        assert refused["failed_precondition"] == 2 * len(NONSENSE)
+        assert refused["permission_denied"] == 2 * len(NONSENSE)
         assert digest(bench) == before
         assert honest.submit(mark(30), coding).told.refused == ""
         assert bool(torch.isfinite(bench.weights()[1]).all())

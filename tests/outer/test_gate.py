@@ -7,8 +7,10 @@ import pytest
 from convoy.outer.gate import Gate
 
 
-def problem(gate: Gate, norm: float, node: int = 0, weights: float = 1.0) -> str | None:
-    return gate.problem_with(node, norm, lambda: weights)
+def problem(
+    gate: Gate, norm: float, node: int = 0, weights: float = 1.0, rate: float = 0.1
+) -> str | None:
+    return gate.problem_with(node, norm, rate, lambda: weights)
 
 
 def seasoned(usual: float = 1.0) -> Gate:
@@ -42,6 +44,22 @@ def test_what_is_usual_moves_along_but_not_by_what_was_refused() -> None:
     for _ in range(100):
         problem(gate, 90.0)
     assert problem(gate, 5000.0) is None
+
+
+def test_what_grows_with_the_rates_it_was_trained_with_is_taken_in() -> None:
+    gate = Gate()
+    for _ in range(4):  # a step each, at the start of a warm-up
+        assert problem(gate, 0.001, rate=0.0003) is None
+    assert problem(gate, 3.0, rate=0.3) is None  # thirty steps, later
+    assert problem(gate, 3.0, rate=0.0003) == "far too long"
+    assert problem(gate, 3e4, rate=0.3) == "far too long"
+
+
+def test_what_shrinks_slower_than_the_rates_is_taken_in() -> None:
+    gate = seasoned(1.0)
+    assert problem(gate, 0.5, rate=1e-9) is None  # the last step of a cosine
+    assert problem(gate, 0.5, rate=0.0) is None
+    assert problem(gate, 101.0, rate=0.0) == "far too long"
 
 
 def test_where_nothing_has_moved_yet_nothing_is_too_long() -> None:

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from convoy.outer.rules.catalog import RULES, make_rule
-from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
+from convoy.outer.server import (
+    Answer,
+    BehindError,
+    FencedError,
+    ParameterServer,
+    Report,
+    ShutOutError,
+)
 from convoy.outer.work import Stream, StreamWork, Terms
 
 SAMPLES, BATCH = 100, 20
@@ -307,7 +314,7 @@ def test_the_third_nonsense_in_a_row_shuts_a_node_out() -> None:
         told = submit(server, 0, answer, number=number, weights=(math.nan, 0.0))
         assert told is not None
         answer = told
-    with pytest.raises(FencedError, match="nonsense too often"):
+    with pytest.raises(ShutOutError, match="nonsense too often"):
         submit(server, 0, answer, number=4)
     assert pull(server, 1).order is not None
 

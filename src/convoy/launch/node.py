@@ -30,7 +30,7 @@ from convoy.monitor.events import EventStream
 from convoy.outer.job import Job
 from convoy.outer.lockstep import Left, Lockstep, StandAside
 from convoy.outer.membership import Group
-from convoy.outer.server import FencedError
+from convoy.outer.server import FencedError, ShutOutError
 from convoy.outer.state import unpack
 from convoy.tracking import untracked
 
@@ -128,6 +128,9 @@ def _run_once(order: Order) -> str:
     except Left as left:
         link.leave(str(left))
         return str(left)
+    except ShutOutError as error:
+        link.fail(str(error), error.exit_code, fatal=False)
+        raise
     except ConvoyError as error:
         link.fail(str(error), error.exit_code, fatal=True)
         raise

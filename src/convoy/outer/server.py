@@ -33,6 +33,10 @@ class FencedError(ConvoyError):
     """This incarnation of a node is not, or no longer, part of the run."""
 
 
+class ShutOutError(ConvoyError):
+    """A node handed in nonsense too often: to come back does not help it."""
+
+
 class BehindError(ConvoyError):
     """The service does not know what this was trained from: ask for the weights again."""
 
@@ -257,7 +261,7 @@ class ParameterServer:
             self.totals.fenced += 1
             raise FencedError(f"node {node + 1} is not part of the run as {incarnation[:80]}")
         if self._gate.is_shut(node):
-            raise FencedError(f"node {node + 1} handed in nonsense too often")
+            raise ShutOutError(f"node {node + 1} handed in nonsense too often")
         return member
 
     # ------------------------------------------------------------ what nodes do
@@ -350,7 +354,8 @@ class ParameterServer:
             return self._gate.refuse(node, "not finite")
         if not report.is_sensible:
             return self._gate.refuse(node, "a report without sense")
-        return self._gate.problem_with(node, _norm(vector), lambda: _norm(self.vector))
+        norm = _norm(vector)
+        return self._gate.problem_with(node, norm, report.rate, lambda: _norm(self.vector))
 
     def _refuse(self, node: int, member: Member, problem: str, now: float) -> None:
         self._work.void(node)

@@ -1,6 +1,7 @@
 """Vectors that change hands in shared memory: whose they are when, and what is left behind."""
 
 import fcntl
+import math
 import secrets
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from convoy.launch.parameters.record import Record
 from convoy.launch.parameters.shared import SharedRooms, SharedVector, remove, sweep
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Coding
-from convoy.outer.server import Report
+from convoy.outer.server import Report, ShutOutError
 from convoy.outer.service_plan import make_server
 
 SIZE = 20_000
@@ -301,3 +302,16 @@ def test_many_nodes_at_once_never_read_what_is_being_written(tmp_path: Path) -> 
         finally:
             for exchange in exchanges:
                 exchange.close()
+
+
+@pytest.mark.parametrize("coding", ["shared", "full"])
+def test_who_is_shut_out_is_told_so_and_not_that_it_may_come_back(
+    tmp_path: Path, coding: Coding
+) -> None:
+    with served(tmp_path) as address, closing(connected(address, coding=coding)) as exchange:
+        given = exchange.pull()
+        for _ in range(3):
+            given = exchange.push(given.version, full_of(math.nan), Report(samples=1)).result()
+            assert given.refused == "not finite"
+        with pytest.raises(ShutOutError, match="nonsense too often"):
+            exchange.push(given.version, full_of(1.0), Report(samples=1)).result()

@@ -24,7 +24,7 @@ from convoy.launch.parameters import messages_pb2 as wire
 from convoy.launch.parameters.shared import SharedVector, remove
 from convoy.launch.parameters.shell import PROTOCOL
 from convoy.launch.parameters.vectors import Arriving, Coding, DamagedError, checksum, encoded
-from convoy.outer.server import BehindError, FencedError, Report
+from convoy.outer.server import BehindError, FencedError, Report, ShutOutError
 from convoy.outer.work import Order
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -216,7 +216,9 @@ class Exchange:
             raise FencedError(words) from None
         if code is grpc.StatusCode.ABORTED:
             raise BehindError(words) from None
-        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            raise ShutOutError(f"the parameter service refused this node: {words}") from None
+        if code is grpc.StatusCode.UNAUTHENTICATED:
             raise ConvoyError(f"the parameter service refused this node: {words}") from None
         if code is grpc.StatusCode.INVALID_ARGUMENT and "damaged" not in words:
             raise ConvoyError(f"the parameter service refused this node: {words}") from None

@@ -23,7 +23,14 @@ from convoy.launch.parameters.vectors import checksum, encoded
 from convoy.monitor.events import EventStream
 from convoy.outer.flat import Flat
 from convoy.outer.job import Job
-from convoy.outer.server import Answer, BehindError, FencedError, ParameterServer, Report
+from convoy.outer.server import (
+    Answer,
+    BehindError,
+    FencedError,
+    ParameterServer,
+    Report,
+    ShutOutError,
+)
 from convoy.outer.service_plan import make_server
 from convoy.outer.stop import NeverStop
 from convoy.outer.worker import Worker
@@ -205,7 +212,7 @@ class _Again:
             self._server.submit(node, incarnation, number, base, vector, told, now)
         except BehindError:
             player.worker.forget()
-        except FencedError:
+        except (FencedError, ShutOutError):
             return
 
     def _train(self, player: _Player) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import grpc
 from torch import Tensor
 
+from convoy.errors import ConvoyError
 from convoy.launch.door import TokenGate, bytes_of, cut, open_server
 from convoy.launch.parameters import messages_pb2 as wire
 from convoy.launch.parameters.durability import Durability
@@ -39,6 +40,7 @@ from convoy.outer.server import (
     FencedError,
     ParameterServer,
     Report,
+    ShutOutError,
     is_sensible,
 )
 
@@ -47,6 +49,13 @@ _CALLS_AT_MOST = 160
 _STILL_HERE_S = 1.0  # a node that waits hears from us so often
 _IDLE_WRITE_S = 5.0  # what is not on disk yet is written after so long, however little it is
 _IDLE_AT_MOST_MS = 4_000  # a node that computes for longer connects anew by itself
+_REFUSALS: dict[type[ConvoyError], grpc.StatusCode] = {
+    OvertakenError: grpc.StatusCode.CANCELLED,
+    DamagedError: grpc.StatusCode.INVALID_ARGUMENT,
+    BehindError: grpc.StatusCode.ABORTED,
+    FencedError: grpc.StatusCode.FAILED_PRECONDITION,
+    ShutOutError: grpc.StatusCode.PERMISSION_DENIED,
+}
 _LEAD_ONLY = ("Admit", "Remove", "Open", "Pause", "Status", "Weights")
 
 
@@ -168,14 +177,8 @@ class ParameterShell:
                     yield from self._wait_and_answer(push, block, context)
         except UnreadableError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except OvertakenError as error:
-            self._refuse(context, grpc.StatusCode.CANCELLED, str(error))
-        except DamagedError as error:
-            self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except BehindError as error:
-            self._refuse(context, grpc.StatusCode.ABORTED, str(error))
-        except FencedError as error:
-            self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except tuple(_REFUSALS) as error:
+            self._refuse(context, _REFUSALS[type(error)], str(error))
 
     @contextmanager
     def _under_way(self, push: wire.Push, context: grpc.ServicerContext) -> Iterator[None]:
