@@ -15,6 +15,7 @@ from torch import nn
 
 from convoy.config import Config, read_toml
 from convoy.errors import CheckpointError, ConvoyError
+from convoy.launch.links import Links
 from convoy.launch.parameters.record import read_record
 from convoy.launch.parameters.replay import replay
 from convoy.run import Run
@@ -74,6 +75,19 @@ def test_a_run_learns_every_sample_once_and_can_be_done_again(
     assert story_of(Path("run"), SAMPLES).find_faults(SAMPLES, epochs=1) == []
     assert run.summary["submissions"] == len(events("submit"))
     assert assert_the_same_bits() == 0
+
+
+def test_honest_work_behind_links_of_other_rates_is_not_taken_for_nonsense() -> None:
+    """In a warm-up, and while intervals grow, increments become hundreds of times longer."""
+    if reason := Links.available():
+        pytest.skip(reason)
+    run = train(
+        strategy="server", speeds=(0.8, 0.6, 0.4, 0.2), links=(100.0, 100.0, 20.0, 20.0), nodes=4
+    )
+    lengths = [s["report"]["rate"] for s in events("submit")]
+    assert max(lengths) > 100 * min(lengths)
+    assert run.summary["refused"].get("far too long", 0) == 0
+    assert run.summary["samples"] == SAMPLES
 
 
 def test_samples_travel_once_to_the_nodes_that_were_given_them() -> None:

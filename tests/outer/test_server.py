@@ -307,6 +307,21 @@ def test_nobody_waits_for_a_node_that_is_shut_out(rule: str) -> None:
     assert server.done == 2 * SAMPLES
 
 
+def test_increments_that_grow_with_their_learning_rates_are_taken_in() -> None:
+    server = make_server(nodes=1)
+    answer = pull(server, 0)
+    steps = [(0.001, 0.0003)] * 4 + [(3.0, 0.3)]
+    for number, (length, rate) in enumerate(steps, start=1):
+        quiet: dict[str, Any] = {"weights": (length, 0.0), "statistics": (0.0, 0.0)}
+        told = submit(server, 0, answer, number=number, **quiet, rate=rate)
+        assert told is not None
+        assert told.refused == ""
+        answer = told
+    told = submit(server, 0, answer, number=6, **quiet, rate=0.0003)
+    assert told is not None
+    assert told.refused == "far too long"
+
+
 def test_the_third_nonsense_in_a_row_shuts_a_node_out() -> None:
     server = make_server()
     answer = pull(server, 0)
