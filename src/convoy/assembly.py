@@ -1,6 +1,7 @@
 """Put a job together: data, network, arithmetic and executor, as a config describes them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from convoy.inner.optimizer import make_optimizer
 from convoy.inner.probe import choose_arithmetic
 from convoy.inner.schedule import make_schedule
 from convoy.models.zoo import adopt_model, build_model, check_model_name
-from convoy.monitor.events import EventStream
+from convoy.monitor.events import EventStream, WarningEvent
 from convoy.outer.job import Job
 from convoy.outer.stop import Stop
 from convoy.outer.strategy import AUTO, STRATEGIES
@@ -75,7 +76,7 @@ def make_job(
     return Job(
         config=_effective(config, arithmetic),
         data=data,
-        executor=make_executor(config, model, arithmetic),
+        executor=make_executor(config, model, arithmetic, lambda why: _warn(events, why)),
         train=_make_batches(data.train, data, arithmetic),
         test=_make_batches(data.test, data, arithmetic),
         augmentation=augmentation,
@@ -87,12 +88,18 @@ def make_job(
     )
 
 
-def make_executor(config: Config, model: nn.Module, arithmetic: Arithmetic) -> Executor:
+def make_executor(
+    config: Config, model: nn.Module, arithmetic: Arithmetic, tell: Callable[[str], None]
+) -> Executor:
     """Place a network on its device and return the executor a config names for it."""
     arithmetic.place(model)
     make = EXECUTORS.get(config.executor)
     optimizer = make_optimizer(model, config)
-    return make(model, optimizer, arithmetic, label_smoothing=config.label_smoothing)
+    return make(model, optimizer, arithmetic, label_smoothing=config.label_smoothing, tell=tell)
+
+
+def _warn(events: EventStream, why: str) -> None:
+    events.emit(WarningEvent(reason=why))
 
 
 def _make_model(config: Config, data: TrainTest, given: nn.Module | None) -> nn.Module:

@@ -48,7 +48,7 @@ def _executor(
     arithmetic.place(model)
     optimizer = make_optimizer(model, Config(**options))
     make = EXECUTORS.get("eager")
-    return make(model, optimizer, arithmetic, label_smoothing=smoothing)
+    return make(model, optimizer, arithmetic, label_smoothing=smoothing, tell=print)
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """The plain executor: PyTorch's own forward, backward and update."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
@@ -20,7 +22,9 @@ class EagerExecutor:
         arithmetic: Arithmetic,
         *,
         label_smoothing: float = 0.0,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
+        del tell  # there is nothing that it could not do
         self.model = model
         self.optimizer = optimizer
         self.arithmetic = arithmetic
@@ -45,6 +49,12 @@ class EagerExecutor:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
+
+    def step(self, batch: Batch, divisor: float, learning_rate: float) -> Sums:
+        """Do both halves."""
+        sums = self.gradients(batch, divisor)
+        self.update(learning_rate)
+        return sums
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, mirrored: bool = False) -> Sums:

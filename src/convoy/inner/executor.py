@@ -3,11 +3,15 @@
 A step has two halves, so that a strategy can exchange gradients between them:
 
     sums = executor.gradients(batch, divisor)    # .grad = d(sum of losses)/dw / divisor
-    ...                                          # all-reduce, or nothing
+    ...                                          # all-reduce
     executor.update(learning_rate)               # weights move
+
+A node that exchanges nothing asks for both at once, and an executor may weave them together:
+
+    sums = executor.step(batch, divisor, learning_rate)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,13 +64,20 @@ class Executor(Protocol):
         """Apply the gradients to the weights."""
         ...
 
+    def step(self, batch: Batch, divisor: float, learning_rate: float) -> Sums:
+        """Do both halves; what is left in .grad is not told."""
+        ...
+
     def evaluate(self, batch: Batch, *, mirrored: bool = False) -> Sums:
         """Run a batch through without learning from it; `mirrored` adds each mirror image."""
         ...
 
 
 class ExecutorFactory(Protocol):
-    """Makes an executor for a network that is already on its device."""
+    """Makes an executor for a network that is already on its device.
+
+    `tell` takes a sentence for the user: why an executor does not do what it was asked for.
+    """
 
     def __call__(
         self,
@@ -75,6 +86,7 @@ class ExecutorFactory(Protocol):
         arithmetic: Arithmetic,
         *,
         label_smoothing: float,
+        tell: Callable[[str], None],
     ) -> Executor:
         """Return the executor."""
         ...

@@ -59,8 +59,7 @@ def train_epoch(job: Job) -> None:
         if job.stop.requested:
             break
         seed_torch(first_seed + progress.updates, job.train.device)
-        sums = job.executor.gradients(batch, len(batch))
-        job.executor.update(job.schedule.rate(progress.updates))
+        sums = job.executor.step(batch, len(batch), job.schedule.rate(progress.updates))
         progress.step += 1
         progress.updates += 1
         progress.samples += sums.count

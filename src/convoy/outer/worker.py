@@ -142,9 +142,8 @@ class Worker:
             if not part:
                 continue
             seed_torch(fold(self._first_seed, self._node, order.number, number), job.train.device)
-            sums.append(job.executor.gradients(self._batch(order, part), size))
             rate = self._rate(order, number)
-            job.executor.update(rate)
+            sums.append(job.executor.step(self._batch(order, part), size, rate))
             rates += rate
         loss = float(torch.stack([part.loss.double() for part in sums]).sum())
         return _Done(

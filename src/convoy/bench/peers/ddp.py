@@ -193,13 +193,15 @@ class _Training:
         self._schedule = make_schedule(config, math.ceil(len(self._train) / config.batch))
         self._model = build_model(config.model, shape, len(data.train.classes), config.seed)
         arithmetic.place(self._model)
-        self._executor = make_executor(config, wrap_model(self._model), arithmetic)
+        self._executor = make_executor(config, wrap_model(self._model), arithmetic, print)
 
     def warm_up(self) -> None:
         """Do a step with a copy of the network, so that torch has its kernels ready."""
         config = self._config
         epoch = self._train.epoch(0, seed=config.seed, augmentation=self._augmentation)
-        replica = make_executor(config, copy.deepcopy(self._model), self._executor.arithmetic)
+        replica = make_executor(
+            config, copy.deepcopy(self._model), self._executor.arithmetic, print
+        )
         replica.gradients(epoch.batch(0, self._shares[self._node]), 1)
 
     def run(self) -> Curve:
