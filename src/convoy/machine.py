@@ -3,9 +3,12 @@
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
+
+from convoy.errors import EnvironmentProblem
 
 
 def versions() -> dict[str, str]:
@@ -22,6 +25,15 @@ def versions() -> dict[str, str]:
 def usable_cores() -> int:
     """Return how many cores this process may use: a batch system may give it a part only."""
     return len(os.sched_getaffinity(0))
+
+
+def check_can_plot() -> None:
+    """Refuse a picture that could not be drawn, before anything is measured for it."""
+    if find_spec("matplotlib") is None:
+        raise EnvironmentProblem(
+            "pictures need matplotlib",
+            hint="Run: pip install 'convoy-train[plot]', or in a clone: make setup-dev.",
+        )
 
 
 def machine() -> dict[str, Any]:

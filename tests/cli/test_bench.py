@@ -98,7 +98,7 @@ def test_picture_of_an_unknown_format_is_told(convoy: Convoy, asked: list[bool])
 def test_without_matplotlib_nothing_is_measured_in_vain(
     convoy: Convoy, asked: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("convoy.bench.plot.find_spec", lambda _: None)
+    monkeypatch.setattr("convoy.machine.find_spec", lambda _: None)
     outcome = convoy("bench", "single", "--png", "x.png")
     assert (outcome.code, outcome.out) == (3, "")
     assert "pictures need matplotlib" in outcome.err

@@ -1,19 +1,9 @@
 """A benchmark's rows as a picture."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from convoy.bench.report import Report
-from convoy.errors import EnvironmentProblem, StorageError
-
-
-def check_can_plot() -> None:
-    """Refuse a picture that could not be drawn, before anything is measured for it."""
-    if find_spec("matplotlib") is None:
-        raise EnvironmentProblem(
-            "pictures need matplotlib",
-            hint="Run: pip install 'convoy-train[plot]', or in a clone: make setup-dev.",
-        )
+from convoy.errors import StorageError
 
 
 def write_plot(report: Report, path: Path) -> None:

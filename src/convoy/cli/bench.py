@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from convoy.errors import ConfigError
+from convoy.machine import check_can_plot
 
 if TYPE_CHECKING:
     from convoy.bench.catalog import Benchmark
@@ -74,8 +75,6 @@ def _checked_data_dir(path: Path, name: str, measure: "Benchmark") -> Path:
 
 
 def _check_picture(path: Path) -> None:
-    from convoy.bench.plot import check_can_plot
-
     if not path.absolute().parent.is_dir():
         raise ConfigError("the picture's folder does not exist", got=str(path))
     check_can_plot()
