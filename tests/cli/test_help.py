@@ -14,7 +14,14 @@ Convoy = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["bench", "--help"], ["train", "--lr", "x"]]
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["bench", "--help"],
+        ["trace", "--help"],
+        ["train", "--lr", "x"],
+    ],
 )
 def test_help_and_usage_errors_do_not_wait_for_torch(arguments: list[str]) -> None:
     program = (
@@ -77,5 +84,5 @@ def test_all_groups_are_shown(train_help: str) -> None:
 
 def test_every_command_is_listed(convoy: Convoy) -> None:
     shown = convoy("--help").out
-    for command in ("train", "runs", "bench", "doctor"):
+    for command in ("train", "runs", "trace", "bench", "doctor"):
         assert f" {command} " in shown

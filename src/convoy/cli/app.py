@@ -14,6 +14,7 @@ from convoy.cli.lead import lead
 from convoy.cli.replay import replay
 from convoy.cli.runs import runs
 from convoy.cli.slurm import slurm
+from convoy.cli.trace import trace
 from convoy.cli.train import train
 from convoy.errors import ConfigError, ConvoyError, Interrupted
 
@@ -29,6 +30,7 @@ app.command(join)
 app.command(slurm)
 app.command(runs)
 app.command(replay)
+app.command(trace)
 app.command(bench)
 app.command(doctor)
 

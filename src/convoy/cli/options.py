@@ -1,8 +1,8 @@
-"""The options of `convoy train`, derived from the config so that they are declared once."""
+"""The options of the commands, derived from the config so that they are declared once."""
 
 import dataclasses
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter, Token
@@ -34,7 +34,7 @@ def _optional(name: str) -> Any:  # noqa: ANN401 - a type made at run time
         env_var=f"CONVOY_{name.upper()}",
         show_env_var=False,
         show_default=(lambda _: shown) if shown else False,
-        converter=_whole_number if hint is int else None,
+        converter=whole_number if hint is int else None,
     )
     return Annotated[hint | None, parameter]
 
@@ -43,7 +43,7 @@ def _shown(default: object, words: dict[str, int]) -> str:
     return next((word for word, value in words.items() if value == default), str(default))
 
 
-def _whole_number(kind: type, tokens: Sequence[Token]) -> int:
+def whole_number(kind: type, tokens: Sequence[Token]) -> int:
     """Take whole numbers only: left to itself the parser rounds 1.5 to 2."""
     del kind
     text = tokens[0].value
@@ -53,16 +53,23 @@ def _whole_number(kind: type, tokens: Sequence[Token]) -> int:
         raise ValueError(f'a whole number is needed, got "{text}"') from None
 
 
-def _make_options_class() -> type:
-    """Build a dataclass with every field of the config, each optional."""
-    made = dataclasses.make_dataclass(
-        "Options", [(name, _optional(name), None) for name in FIELDS], frozen=True, kw_only=True
-    )
+def _make_options_class(title: str, names: Iterable[str]) -> type:
+    """Build a dataclass with some fields of the config, each optional."""
+    fields = [(name, _optional(name), None) for name in names]
+    made = dataclasses.make_dataclass(title, fields, frozen=True, kw_only=True)
     made.__module__ = __name__  # cyclopts looks annotations up there
     return Parameter(name="*")(made)
 
 
-Options = _make_options_class()
+def _decides_a_step(name: str) -> bool:
+    """Tell whether a field matters for a single step on one node, by any executor."""
+    of_training = ("batch", "momentum", "nesterov", "weight_decay", "label_smoothing", "seed")
+    group = FIELDS[name].metadata["group"]
+    return name in of_training or (group in ("Data", "Model", "Machine") and name != "executor")
+
+
+Options = _make_options_class("Options", FIELDS)
+StepOptions = _make_options_class("StepOptions", filter(_decides_a_step, FIELDS))
 
 
 def given_values(options: object) -> dict[str, Any]:
