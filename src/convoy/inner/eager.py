@@ -35,14 +35,19 @@ class EagerExecutor:
         if not self.model.training:  # the walk over all modules would cost a small network 1 %
             self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
+        loss, logits = self.forward(batch)
+        # Scaling what flows back costs nothing; dividing the loss would cost two operations.
+        loss.backward(torch.full_like(loss, 1 / divisor))
+        return Sums(loss.detach(), logits.detach(), batch.labels)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the sum of a batch's losses, ready to be differentiated, and the logits."""
         with drop_by(batch.keys), self.arithmetic.autocast():
             logits: Tensor = self.model(batch.images_NCHW)
             loss = functional.cross_entropy(
                 logits, batch.labels, reduction="sum", label_smoothing=self._label_smoothing
             )
-        # Scaling what flows back costs nothing; dividing the loss would cost two operations.
-        loss.backward(torch.full_like(loss, 1 / divisor))
-        return Sums(loss.detach(), logits.detach(), batch.labels)
+        return loss, logits
 
     def update(self, learning_rate: float) -> None:
         """Apply the gradients to the weights."""

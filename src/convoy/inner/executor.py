@@ -22,6 +22,8 @@ from convoy.data.batches import Batch
 from convoy.inner.arithmetic import Arithmetic
 from convoy.registry import Entry, Registry
 
+SUMS_KEPT = 256  # steps; memory for what nobody has read yet stays bounded
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
@@ -31,22 +33,47 @@ class Sums:
         loss: sum of the samples' losses, on the device.
         logits, labels: what the network said and what was right, on the device. Whoever wants
             to know how many were correct can ask for many batches at once.
+        correct: how many were right, on the device, where the executor has counted itself;
+            there are no logits then.
+
+    They may be read until SUMS_KEPT more steps were done; an executor may then write over them.
     """
 
     loss: Tensor
-    logits: Tensor
+    logits: Tensor | None
     labels: Tensor
+    correct: Tensor | None = None
 
     @property
     def count(self) -> int:
         """Return how many samples there were."""
         return len(self.labels)
 
+    def count_correct(self) -> Tensor:
+        """Return how many were right, still on the device."""
+        if self.correct is not None:
+            return self.correct
+        assert self.logits is not None
+        return (self.logits.argmax(1) == self.labels).sum()
+
 
 def count_correct(parts: Sequence[Sums]) -> int:
     """Return how many samples of some batches were classified correctly."""
-    said = torch.cat([part.logits for part in parts]).argmax(1)
-    return int((said == torch.cat([part.labels for part in parts])).sum())
+    counted = [part.correct for part in parts if part.correct is not None]
+    said = [(part.logits, part.labels) for part in parts if part.logits is not None]
+    total = int(torch.stack(counted).sum()) if counted else 0
+    if said:
+        answers = torch.cat([logits for logits, _ in said]).argmax(1)
+        total += int((answers == torch.cat([labels for _, labels in said])).sum())
+    return total
+
+
+def add_up(parts: Sequence[Sums]) -> tuple[float, int]:
+    """Return the sum of losses and the number of correct answers over some batches."""
+    if not parts:
+        return 0.0, 0
+    loss = torch.stack([part.loss.double() for part in parts]).sum()
+    return float(loss), count_correct(parts)
 
 
 class Executor(Protocol):
@@ -94,5 +121,12 @@ class ExecutorFactory(Protocol):
 
 EXECUTORS: Registry[ExecutorFactory] = Registry(
     "executor",
-    {"eager": Entry("convoy.inner.eager:EagerExecutor", "plain PyTorch, one operation at a time")},
+    {
+        "eager": Entry(
+            "convoy.inner.eager:EagerExecutor", "plain PyTorch, one operation at a time"
+        ),
+        "graph": Entry(
+            "convoy.inner.graph:GraphExecutor", "one CUDA graph per step: a single launch"
+        ),
+    },
 )

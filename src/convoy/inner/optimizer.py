@@ -44,3 +44,30 @@ def restore_momentum(
         # empty_like keeps the weight's memory layout, so that the update stays one fast pass.
         buffer = torch.empty_like(parameter, memory_format=torch.preserve_format)
         optimizer.state[parameter][_BUFFER] = buffer.copy_(saved)
+
+
+def hold_momentum(optimizer: optim.Optimizer, held: dict[Tensor, Tensor]) -> None:
+    """Bring each weight's momentum to the place where it is held, whatever was put in its stead.
+
+    A weight that has none starts from zero, which gives what SGD's first step gives.
+    """
+    empty, moved, values = [], [], []
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("momentum") else ():
+            if not parameter.requires_grad:
+                continue
+            found, place = optimizer.state[parameter].get(_BUFFER), held.get(parameter)
+            if found is not None and found is place:
+                continue
+            if place is None:
+                place = held[parameter] = torch.empty_like(parameter, requires_grad=False)
+            if found is None:
+                empty.append(place)
+            else:
+                moved.append(place)
+                values.append(found)
+            optimizer.state[parameter][_BUFFER] = place
+    if empty:
+        torch._foreach_zero_(empty)
+    if moved:
+        torch._foreach_copy_(moved, values)

@@ -363,8 +363,8 @@ class Lockstep:
         return start, self._plan.shares_of(total, self._rules.smallest)
 
     def _fill(self, numbers: Tensor, sums: Sums) -> None:
-        correct = (sums.logits.argmax(1) == sums.labels).sum()
-        found = torch.stack([sums.loss.to(numbers.dtype), correct.to(numbers.dtype)]).cpu()
+        parts = (sums.loss, sums.count_correct())
+        found = torch.stack([part.to(numbers.dtype) for part in parts]).cpu()
         numbers[_COUNT] = sums.count
         numbers[_LOSS], numbers[_CORRECT] = found[0], found[1]
 

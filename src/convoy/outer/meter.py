@@ -8,11 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from convoy.errors import ConvoyError
-from convoy.inner.executor import Sums, count_correct
+from convoy.inner.executor import SUMS_KEPT, Sums, count_correct
 from convoy.monitor.events import StepEvent
 from convoy.outer.job import Job
-
-_PENDING_AT_MOST = 256  # steps whose sums wait on the device, so that memory stays bounded
 
 
 class Meter:
@@ -36,7 +34,7 @@ class Meter:
         self._pending.append(sums)
         if time.perf_counter() - self._since >= self._interval_s:
             self.read()
-        elif len(self._pending) >= _PENDING_AT_MOST:
+        elif len(self._pending) >= SUMS_KEPT:
             self._drain()
 
     def add_numbers(self, loss: float, correct: int, count: int) -> None:

@@ -2,11 +2,9 @@
 
 import time
 
-import torch
-
 from convoy.data.batches import Batches
 from convoy.errors import Interrupted
-from convoy.inner.executor import Executor, count_correct
+from convoy.inner.executor import Executor, add_up
 from convoy.monitor.events import EvaluationEvent
 from convoy.outer.crew import Crew
 from convoy.outer.job import Job
@@ -133,8 +131,4 @@ def evaluate_part(
 ) -> tuple[float, int]:
     """Return the sum of losses and the number of correct answers over a part of an image set."""
     batches = samples.in_order(size, start, stop)
-    parts = [executor.evaluate(batch, mirrored=mirrored) for batch in batches]
-    if not parts:
-        return 0.0, 0
-    loss = torch.stack([part.loss.double() for part in parts]).sum()
-    return float(loss), count_correct(parts)
+    return add_up([executor.evaluate(batch, mirrored=mirrored) for batch in batches])

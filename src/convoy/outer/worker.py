@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convoy.data.batches import Batch, Epoch, join_batches
-from convoy.inner.executor import Sums, count_correct
+from convoy.inner.executor import SUMS_KEPT, Sums, add_up
 from convoy.outer.allocation.shares import apportion
 from convoy.outer.flat import Flat
 from convoy.outer.job import Job
@@ -135,7 +135,7 @@ class Worker:
         if not spans:
             return _Done()
         sums: list[Sums] = []
-        rates = 0.0
+        done, rates = _Done(), 0.0
         rest = list(spans)
         for number, size in enumerate(apportion([1.0] * steps, count_samples(spans)), first):
             part, rest = cut_spans(rest, size)
@@ -145,15 +145,12 @@ class Worker:
             rate = self._rate(order, number)
             sums.append(job.executor.step(self._batch(order, part), size, rate))
             rates += rate
-        loss = float(torch.stack([part.loss.double() for part in sums]).sum())
-        return _Done(
-            samples=count_samples(spans),
-            correct=count_correct(sums),
-            loss=loss,
-            rate=rates,
-            busy_s=time.perf_counter() - started,
-            steps=len(sums),
-        )
+            if len(sums) == SUMS_KEPT:
+                done += _read(sums)
+                sums.clear()
+        done += _read(sums)
+        elapsed = time.perf_counter() - started
+        return done + _Done(samples=count_samples(spans), rate=rates, busy_s=elapsed)
 
     def _rate(self, order: Order, number: int) -> float:
         """Return the learning rate of an order's local step: all nodes go on meanwhile.
@@ -188,6 +185,12 @@ class Worker:
             return held_samples(self._job.config.seed, len(self._job.train), order.holding)
         parts = [self._epoch(order, s.epoch).order[s.start : s.stop] for s in order.spans]
         return torch.cat(parts).cpu() if parts else torch.arange(0)
+
+
+def _read(sums: Sequence[Sums]) -> _Done:
+    """Wait for some steps; return what they add up to."""
+    loss, correct = add_up(sums)
+    return _Done(loss=loss, correct=correct, steps=len(sums))
 
 
 def pass_order(
