@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convoy.config import Config
+from convoy.data.batches import Batch
+from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.eager import EagerExecutor
+from convoy.inner.graph import GraphExecutor
+from convoy.inner.optimizer import make_optimizer
 from convoy.outer.membership import Group, GroupLostError
 from convoy.outer.reduction import Reduction
+from tests.inner.tape import TapeRecorder
 
 EXTRAS = 3
 MIB = 1 << 20
@@ -295,3 +302,37 @@ def test_a_lost_member_reaches_the_caller() -> None:
     backward(net, images, labels, 4)
     with pytest.raises(GroupLostError):
         reduction.finish(torch.zeros(EXTRAS, dtype=torch.float64))
+
+
+def test_gradients_of_a_replayed_step_are_all_sent_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("convoy.outer.reduction._BUCKET_BYTES", 1000)
+    arithmetic = Arithmetic(torch.device("cpu"), "fp64")
+    plain, recorded = make_net(), make_net()
+    for net in (plain, recorded):
+        del net.unused, net.branch  # SGD cannot start with weights that come later
+    eager = EagerExecutor(plain, make_optimizer(plain, Config()), arithmetic)
+    tapes = TapeRecorder()
+    optimizer = make_optimizer(recorded, Config())
+    graph = GraphExecutor(recorded, optimizer, arithmetic, make_recorder=lambda: tapes)
+    member = Member(Table(1), 0)
+    reduction = Reduction(recorded, extras=EXTRAS)
+    reduction.watch()
+    assert reduction.overlaps
+    batch = Batch(*make_batch(10))
+    for rate in (0.1, 0.2, 0.1, 0.3, 0.1):
+        member.sent.clear()
+        reduction.begin(cast(Group, member))
+        graph.gradients(batch, 10)
+        assert member.sent == []
+        reduction.finish(torch.ones(EXTRAS, dtype=torch.float64))
+        assert sum(count for count, _ in member.sent) == EXTRAS + sum(
+            p.numel() for p in recorded.parameters()
+        )
+        graph.update(rate)
+        eager.step(batch, 10, rate)
+    reduction.close()
+    assert [tape.replays for tape in tapes.tapes] == [4, 4]
+    for mine, theirs in zip(recorded.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
