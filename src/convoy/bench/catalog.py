@@ -56,6 +56,10 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.rules:bench_rules",
             "what every update rule learns in the same time, in virtual time on a GPU",
         ),
+        "gpu": Entry(
+            "convoy.bench.gpu:bench_gpu",
+            "a training step as one CUDA graph against eager PyTorch and torch.compile, on a GPU",
+        ),
         "service": Entry(
             "convoy.bench.service:bench_service",
             "an exchange with the parameter service against Ray's store, gloo and a socket",
