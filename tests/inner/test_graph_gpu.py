@@ -18,6 +18,13 @@ from tests.inner.test_graph import RATES, Looking, make_batch, make_model, repla
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+class Noisy(nn.Module):
+    """Draws from torch's own generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
 @pytest.fixture
 def _steady() -> Iterator[None]:
     former = torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32
@@ -68,24 +75,27 @@ def test_steps_and_halves_equal_eager(precision: str, close: float, layout: str)
 
 @pytest.mark.usefixtures("_steady")
 def test_a_capture_that_fails_leaves_no_trace() -> None:
-    executors, told = _gpu_pair(nn.Sequential(Looking(), make_model()), "fp32", "contiguous")
+    model = nn.Sequential(Noisy(), Looking(), make_model())
+    executors, told = _gpu_pair(model, "fp32", "contiguous")
     stream = torch.cuda.current_stream()
     for number in range(6):
         for executor in executors:
+            torch.cuda.manual_seed(number)
             executor.step(_gpu_batch(number, 10, executor.arithmetic), 10, 0.1)
     assert len(told) == 1
     assert "captur" in told[0]
     assert torch.cuda.current_stream() == stream
+    torch.cuda.empty_cache()  # refuses where a capture is taken to be under way
     plain, graph = executors
     for name, tensor in plain.model.state_dict().items():
         torch.testing.assert_close(graph.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4)
+    others, told = _gpu_pair(make_model(), "fp32", "contiguous")
+    for number in range(3):
+        others[1].step(_gpu_batch(number, 10, others[1].arithmetic), 10, 0.1)
+    assert told == []  # another network can be recorded all the same
 
 
 def test_masks_of_torchs_own_generator_follow_the_seed() -> None:
-    class Noisy(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.dropout(x, 0.5, self.training)
-
     model = nn.Sequential(Noisy(), make_model(dropout=False))
     executors, told = _gpu_pair(model, "fp32", "contiguous")
     for number in range(6):

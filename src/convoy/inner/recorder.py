@@ -5,6 +5,7 @@ when it is replayed, so new input must be copied to where the old one was.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -46,7 +47,7 @@ class CudaRecorder:
     def record(self, work: Callable[[], None]) -> Recording:
         """Capture what some work launches."""
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves its own stream the current one: the outer context mends that.
+        # A capture that fails leaves its own stream the current one: this context mends that.
         present = torch.cuda.stream(torch.cuda.current_stream(self._device))
         capture = torch.cuda.graph(
             graph,
@@ -54,10 +55,27 @@ class CudaRecorder:
             stream=self._stream,
             capture_error_mode="thread_local",  # what other threads do must not spoil it
         )
-        with torch.cuda.device(self._device), present, capture:
-            work()
+        with torch.cuda.device(self._device), present:
+            try:
+                with capture:
+                    work()
+            except Exception:
+                self._clean_up()
+                raise
         self._newest = graph  # a pool cannot be used again once all its graphs are gone
         return graph
+
+    def _clean_up(self) -> None:
+        """Put right what torch (up to 2.11) leaves behind when a capture fails.
+
+        Its allocator believes that the capture goes on, and would not free memory any more. So
+        does its generator of random numbers, until a capture succeeds.
+        """
+        with suppress(RuntimeError):  # a later torch has done it already
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        stream = torch.cuda.Stream(self._device)
+        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            torch.zeros(1, device=self._device)
 
 
 class Replay:
