@@ -33,11 +33,14 @@ class Arithmetic:
         channels_last = self.layout == "channels_last"
         return torch.channels_last if channels_last else torch.contiguous_format
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context in which the forward pass runs."""
+    def autocast(self, *, cached: bool = True) -> AbstractContextManager[Any]:
+        """Return the context in which the forward pass runs.
+
+        Unless `cached`, a weight is rounded anew at each use, as a recording needs it.
+        """
         if self.precision != "bf16":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=cached)
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move a network to the device, in place."""

@@ -125,6 +125,9 @@ EXECUTORS: Registry[ExecutorFactory] = Registry(
         "eager": Entry(
             "convoy.inner.eager:EagerExecutor", "plain PyTorch, one operation at a time"
         ),
+        "tasks": Entry(
+            "convoy.inner.tasks.executor:TasksExecutor", "a graph of tasks on all cores (CPU)"
+        ),
         "graph": Entry(
             "convoy.inner.graph:GraphExecutor", "one CUDA graph per step: a single launch"
         ),

@@ -1,0 +1,444 @@
+// Runs a step's tasks on the threads of torch's own pool, outside the interpreter lock.
+//
+// A task is a list of ATen calls. Who waits for whom is fixed; which of the tasks that are ready
+// goes first is decided by their priority. A thread prefers tasks of the sample group that it
+// worked on before, whose numbers lie in its cache, and takes any other's when it would be idle.
+
+#include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace convoy {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// ---------------------------------------------------------------- what is called
+
+// An argument: a value by its number, several of them, or a constant.
+struct Argument {
+  enum Kind { kConstant, kSlot, kSlots } kind = kConstant;
+  c10::IValue constant;
+  std::vector<int64_t> slots;  // -1: none
+  bool optional = false;       // a list with gaps
+};
+
+struct Instruction {
+  c10::OperatorHandle op;
+  std::vector<Argument> arguments;
+  std::vector<int64_t> outs;  // -1: nobody asks for it
+  double seconds = 0;
+};
+
+// Reads an argument as tasks/engine.py writes it: a letter for what it is, then the value.
+class Decoder {
+ public:
+  explicit Decoder(const std::string& text) : text_(text) {}
+
+  bool done() const { return at_ >= text_.size(); }
+
+  Argument next(const c10::TypePtr& type) {
+    Argument found;
+    if (peek() == 's') {
+      ++at_;
+      found.kind = Argument::kSlot;
+      found.slots.push_back(integer());
+    } else if (peek() == 'S') {
+      ++at_;
+      found.kind = Argument::kSlots;
+      found.slots = integers();
+      auto list = type->cast<c10::ListType>();
+      found.optional = list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
+    } else {
+      found.constant = constant(type);
+      if (type->kind() == c10::TypeKind::TensorType && found.constant.isScalar())
+        found.constant = at::native::wrapped_scalar_tensor(found.constant.toScalar());
+    }
+    return found;
+  }
+
+ private:
+  char peek() const { return text_.at(at_); }
+
+  std::string word() {
+    auto stop = text_.find(' ', at_);
+    if (stop == std::string::npos) stop = text_.size();
+    auto found = text_.substr(at_, stop - at_);
+    at_ = stop + 1;
+    return found;
+  }
+
+  int64_t integer() { return std::stoll(word()); }
+
+  std::vector<int64_t> integers() {
+    std::vector<int64_t> found(integer());
+    for (auto& item : found) item = integer();
+    return found;
+  }
+
+  c10::IValue constant(const c10::TypePtr& type) {
+    char kind = text_.at(at_++);
+    switch (kind) {
+      case 'n': word(); return c10::IValue();
+      case 'b': return c10::IValue(integer() != 0);
+      case 'i': return number(integer(), type);
+      case 'f': return c10::IValue(std::stod(word()));
+      case 'd': return c10::IValue(c10::Device(word()));
+      case 't': return c10::IValue(word());
+      case 'I': return c10::IValue(integers());
+      case 'F': {
+        std::vector<double> found(integer());
+        for (auto& item : found) item = std::stod(word());
+        return c10::IValue(found);
+      }
+      case 'B': {
+        c10::List<bool> found;
+        for (auto item : integers()) found.push_back(item != 0);
+        return c10::IValue(found);
+      }
+      default: TORCH_CHECK(false, "unreadable argument: ", text_);
+    }
+  }
+
+  // A whole number stands where a float is asked for, too.
+  static c10::IValue number(int64_t value, const c10::TypePtr& type) {
+    auto inner = type;
+    if (auto optional = type->cast<c10::OptionalType>()) inner = optional->getElementType();
+    if (inner->kind() == c10::TypeKind::FloatType) return c10::IValue(double(value));
+    return c10::IValue(value);
+  }
+
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+// ---------------------------------------------------------------- tasks
+
+struct Task {
+  std::vector<int64_t> instructions;
+  std::vector<int64_t> next;
+  double priority = 0;
+  int64_t home = -1;  // whose cache holds its numbers; -1: nobody's
+  int64_t num_before = 0;
+};
+
+struct Run {  // of a task, in the last step
+  int64_t thread = -1;
+  double ready = 0, start = 0, end = 0;
+};
+
+struct Value {
+  c10::IValue held;
+  int64_t num_readers = 0;
+  std::atomic<int64_t> readers_left{0};
+  bool kept = false;  // set from outside, or asked for afterwards
+};
+
+class Engine : public torch::CustomClassHolder {
+ public:
+  explicit Engine(int64_t num_values) : values_(num_values) {}
+
+  int64_t add_instruction(
+      std::string name, std::string overload, std::string text, std::vector<int64_t> outs) {
+    auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+    Instruction made{op, {}, std::move(outs)};
+    Decoder decoder(text);
+    for (const auto& argument : op.schema().arguments()) {
+      made.arguments.push_back(decoder.next(argument.type()));
+      for (auto slot : made.arguments.back().slots)
+        if (slot >= 0) values_.at(slot).num_readers++;
+    }
+    TORCH_CHECK(decoder.done(), "too many arguments for ", name, ": ", text);
+    instructions_.push_back(std::move(made));
+    return instructions_.size() - 1;
+  }
+
+  void add_task(std::vector<int64_t> instructions, int64_t home) {
+    tasks_.emplace_back();
+    tasks_.back().instructions = std::move(instructions);
+    tasks_.back().home = home;
+  }
+
+  void add_edges(int64_t task, std::vector<int64_t> before) {
+    tasks_.at(task).num_before = before.size();
+    for (auto other : before) tasks_.at(other).next.push_back(task);
+  }
+
+  void clear_tasks() { tasks_.clear(); }
+
+  void set_priorities(std::vector<double> priorities) {
+    TORCH_CHECK(priorities.size() == tasks_.size());
+    for (size_t i = 0; i < tasks_.size(); ++i) tasks_[i].priority = priorities[i];
+  }
+
+  void keep(int64_t slot) { values_.at(slot).kept = true; }
+
+  void set(int64_t slot, at::Tensor tensor) {
+    values_.at(slot).held = std::move(tensor);
+    values_.at(slot).kept = true;
+  }
+
+  at::Tensor get(int64_t slot) { return values_.at(slot).held.toTensor(); }
+
+  // Does the step on so many threads of torch's pool; the caller's is one of them.
+  void run(int64_t threads) {
+    begin(threads);
+    at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+      // A pool that is smaller than asked for gives one thread several places: one is enough.
+      (void)last;
+      work(first);
+    });
+    clear();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  // Does the step on the caller's thread and takes the time of each call.
+  void profile() {
+    begin(1);
+    profiling_ = true;
+    work(0);
+    profiling_ = false;
+    clear();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  // Seconds of each instruction, measured by `profile`.
+  at::Tensor costs() {
+    auto found = at::empty({int64_t(instructions_.size())}, at::kDouble);
+    for (size_t i = 0; i < instructions_.size(); ++i)
+      found.data_ptr<double>()[i] = instructions_[i].seconds;
+    return found;
+  }
+
+  // Thread, ready, start and end of each task in the last step.
+  at::Tensor times() {
+    auto found = at::empty({int64_t(tasks_.size()), 4}, at::kDouble);
+    auto* at = found.data_ptr<double>();
+    for (const auto& run : runs_) {
+      *at++ = run.thread;
+      *at++ = run.ready;
+      *at++ = run.start;
+      *at++ = run.end;
+    }
+    return found;
+  }
+
+ private:
+  using Entry = std::pair<double, int64_t>;  // priority, minus the task's number
+
+  void begin(int64_t threads) {
+    error_ = nullptr;
+    left_ = tasks_.size();
+    num_ready_ = 0;
+    over_ = left_ == 0;
+    queues_.assign(threads, {});
+    before_left_.resize(tasks_.size());
+    runs_.assign(tasks_.size(), {});
+    for (auto& value : values_) value.readers_left = value.num_readers;
+    started_ = Clock::now();
+    for (size_t i = 0; i < tasks_.size(); ++i) {
+      before_left_[i] = tasks_[i].num_before;
+      if (before_left_[i] == 0) push(i, 0, 0.0);
+    }
+  }
+
+  // Drops what an abandoned step has left behind.
+  void clear() {
+    if (!error_) return;
+    for (auto& value : values_)
+      if (!value.kept) value.held = c10::IValue();
+  }
+
+  void work(int64_t thread) {
+    // What is computed here is never differentiated: the step holds its own backward pass.
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    std::vector<c10::IValue> stack;
+    int64_t task = take(thread);
+    while (task >= 0) {
+      auto& run = runs_[task];
+      run.thread = thread;
+      run.start = seconds_since(started_);
+      try {
+        for (auto number : tasks_[task].instructions) call(instructions_[number], stack);
+      } catch (...) {
+        abandon(std::current_exception());
+        return;
+      }
+      run.end = seconds_since(started_);
+      task = finish(task, thread, run.end);
+    }
+  }
+
+  void call(Instruction& instruction, std::vector<c10::IValue>& stack) {
+    auto started = profiling_ ? Clock::now() : Clock::time_point();
+    stack.clear();
+    for (const auto& argument : instruction.arguments) stack.push_back(load(argument));
+    try {
+      instruction.op.callBoxed(&stack);
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, instruction.op.schema().name(), ": ", error.what());
+    }
+    for (size_t i = 0; i < instruction.outs.size(); ++i)
+      if (instruction.outs[i] >= 0) values_[instruction.outs[i]].held = std::move(stack[i]);
+    stack.clear();
+    for (const auto& argument : instruction.arguments)
+      for (auto slot : argument.slots)
+        if (slot >= 0) release(values_[slot]);
+    if (profiling_) instruction.seconds = seconds_since(started);
+  }
+
+  c10::IValue load(const Argument& argument) {
+    if (argument.kind == Argument::kConstant) return argument.constant;
+    if (argument.kind == Argument::kSlot) return values_[argument.slots[0]].held;
+    if (argument.optional) return load_with_gaps(argument);
+    c10::List<at::Tensor> found;
+    found.reserve(argument.slots.size());
+    for (auto slot : argument.slots) found.push_back(values_[slot].held.toTensor());
+    return found;
+  }
+
+  c10::IValue load_with_gaps(const Argument& argument) {
+    c10::List<std::optional<at::Tensor>> found;
+    for (auto slot : argument.slots)
+      found.push_back(slot < 0 ? std::nullopt : std::make_optional(values_[slot].held.toTensor()));
+    return found;
+  }
+
+  static void release(Value& value) {
+    if (value.readers_left.fetch_sub(1, std::memory_order_acq_rel) == 1 && !value.kept)
+      value.held = c10::IValue();
+  }
+
+  // ---------------------------------------------------------------- who does what
+
+  void push(int64_t task, int64_t thread, double now) {
+    auto home = tasks_[task].home;
+    auto& queue = queues_[home < 0 ? thread : home % queues_.size()];
+    queue.emplace_back(tasks_[task].priority, -task);
+    std::push_heap(queue.begin(), queue.end());
+    runs_[task].ready = now;
+    num_ready_.fetch_add(1, std::memory_order_release);
+  }
+
+  // The best of all that are ready; among equals one whose numbers are in this thread's cache.
+  // Call with the lock held.
+  int64_t pop(int64_t thread) {
+    std::vector<Entry>* best = &queues_[thread];
+    for (auto& queue : queues_) {
+      if (queue.empty()) continue;
+      if (best->empty() || queue.front().first > best->front().first * kOwn) best = &queue;
+    }
+    if (best->empty()) return -1;
+    std::pop_heap(best->begin(), best->end());
+    auto task = -best->back().second;
+    best->pop_back();
+    num_ready_.fetch_sub(1, std::memory_order_release);
+    return task;
+  }
+
+  int64_t take(int64_t thread) {
+    while (true) {
+      for (int i = 0; i < kSpins && !num_ready_.load(std::memory_order_acquire) && !over_; ++i)
+        pause();
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (!num_ready_ && !over_) {
+        ++num_asleep_;
+        wake_.wait_for(lock, std::chrono::milliseconds(1), [&] { return num_ready_ || over_; });
+        --num_asleep_;
+      }
+      if (over_) return -1;
+      auto task = pop(thread);
+      if (task >= 0) return task;
+    }
+  }
+
+  // Notes that a task is done, and returns what this thread does next; -1: nothing is left.
+  int64_t finish(int64_t task, int64_t thread, double now) {
+    int64_t mine = -1;
+    bool wake = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto next : tasks_[task].next)
+        if (--before_left_[next] == 0) push(next, thread, now);
+      if (--left_ == 0) over_ = true;
+      if (!over_) mine = pop(thread);
+      wake = num_asleep_ > 0 && (over_ || num_ready_ > 0);
+    }
+    if (wake) wake_.notify_all();
+    if (over_) return -1;
+    return mine >= 0 ? mine : take(thread);
+  }
+
+  void abandon(std::exception_ptr error) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = error;
+      over_ = true;
+    }
+    wake_.notify_all();
+  }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+  }
+
+  static constexpr double kOwn = 1.0 + 1e-9;
+  static constexpr int kSpins = 2000;  // some tens of microseconds, as long as a short task
+
+  std::vector<Value> values_;
+  std::vector<Instruction> instructions_;
+  std::vector<Task> tasks_;
+  std::vector<Run> runs_;
+  std::vector<int64_t> before_left_;
+  std::vector<std::vector<Entry>> queues_;  // of what is ready, one for each thread
+  std::atomic<int64_t> num_ready_{0};
+  std::atomic<bool> over_{false};
+  int64_t left_ = 0, num_asleep_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::exception_ptr error_;
+  bool profiling_ = false;
+  Clock::time_point started_;
+};
+
+}  // namespace convoy
+
+TORCH_LIBRARY(convoy_engine, m) {
+  m.class_<convoy::Engine>("Engine")
+      .def(torch::init<int64_t>())
+      .def("add_instruction", &convoy::Engine::add_instruction)
+      .def("add_task", &convoy::Engine::add_task)
+      .def("add_edges", &convoy::Engine::add_edges)
+      .def("clear_tasks", &convoy::Engine::clear_tasks)
+      .def("set_priorities", &convoy::Engine::set_priorities)
+      .def("keep", &convoy::Engine::keep)
+      .def("set", &convoy::Engine::set)
+      .def("get", &convoy::Engine::get)
+      .def("run", &convoy::Engine::run)
+      .def("profile", &convoy::Engine::profile)
+      .def("costs", &convoy::Engine::costs)
+      .def("times", &convoy::Engine::times);
+}

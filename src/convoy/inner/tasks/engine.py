@@ -1,0 +1,179 @@
+"""The compiled engine: built on first use, kept for the next time, and told what to run."""
+
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convoy.inner.tasks.program import Instruction, Program, Slot
+from convoy.inner.tasks.tasks import Task
+
+_SOURCES = ("engine.cpp", "norms.cpp")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-unknown-pragmas",
+)
+# Python's own objects by the letters that engine.cpp reads.
+_LETTERS = {bool: "b", int: "i", str: "t"}
+
+
+class NoEngineError(Exception):
+    """The engine cannot be built here; the text says why."""
+
+
+@functools.cache
+def load_engine() -> None:
+    """Compile the engine, or take what was compiled before.
+
+    Raises:
+        NoEngineError: there is no compiler, or it failed.
+    """
+    from torch.utils import cpp_extension
+
+    # A ninja that came with the package lies beside the interpreter.
+    beside = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), beside])
+    here = Path(__file__).parent
+    try:
+        cpp_extension.load(
+            name=f"convoy_engine_{torch.__version__.split('+')[0].replace('.', '_')}",
+            sources=[str(here / name) for name in _SOURCES],
+            extra_cflags=list(_FLAGS),
+            is_python_module=False,
+        )
+    except Exception as error:  # a tool chain may fail in any way
+        text = str(error).strip().split("\n", 1)[0]
+        raise NoEngineError(f"the task engine could not be compiled ({text})") from error
+
+
+class NativeEngine:
+    """Runs a program's tasks on threads outside the interpreter lock."""
+
+    def __init__(self, program: Program) -> None:
+        load_engine()
+        self._engine = torch.classes.convoy_engine.Engine(program.num_slots)
+        for instruction in program.instructions:
+            outs = [-1 if out is None else out for out in instruction.outs]
+            name, _, overload = instruction.op._name.partition(".")
+            self._engine.add_instruction(name, overload, encode(instruction), outs)
+        self._engine.keep(program.logits)
+
+    def form(self, tasks: Sequence[Task], priorities: Sequence[float]) -> None:
+        """Take over which instructions make a task, and which tasks go first."""
+        self._engine.clear_tasks()
+        for task in tasks:
+            self._engine.add_task(task.instructions, task.group)
+        for number, task in enumerate(tasks):
+            self._engine.add_edges(number, sorted(task.before))
+        self._engine.set_priorities(list(priorities))
+
+    def set(self, slot: int, tensor: Tensor) -> None:
+        """Put a tensor into its place."""
+        self._engine.set(slot, tensor)
+
+    def get(self, slot: int) -> Tensor:
+        """Return the tensor in a place."""
+        found: Tensor = self._engine.get(slot)
+        return found
+
+    def run(self, threads: int) -> None:
+        """Do the step."""
+        pool = torch.get_num_threads()
+        if threads > 1 or pool == 1:
+            self._engine.run(threads)
+            return
+        torch.set_num_threads(1)  # one alone must not call others for help within an operation
+        try:
+            self._engine.run(1)
+        finally:
+            torch.set_num_threads(pool)
+
+    def costs(self) -> list[float]:
+        """Do the step on one thread; return the seconds of each instruction."""
+        self._engine.profile()
+        found: list[float] = self._engine.costs().tolist()
+        return found
+
+    def times(self) -> list[list[float]]:
+        """Return thread, ready, start and end of each task in the last step."""
+        found: list[list[float]] = self._engine.times().tolist()
+        return found
+
+
+def encode(instruction: Instruction) -> str:
+    """Write an instruction's arguments down as engine.cpp reads them, in the schema's order."""
+    words = []
+    for place, argument in enumerate(instruction.op._schema.arguments):
+        if place < len(instruction.args):
+            value = instruction.args[place]
+        elif argument.name in instruction.kwargs:
+            value = instruction.kwargs[argument.name]
+        else:
+            value = argument.default_value
+        words.append(_encode_value(value, str(argument.type)))
+    return " ".join(words)
+
+
+def _encode_value(value: Any, type_name: str) -> str:  # noqa: ANN401, C901 - an argument
+    if value is None:
+        return "n"
+    if isinstance(value, Slot):
+        return f"s{value.number}"
+    if isinstance(value, (list, tuple)):
+        return _encode_list(list(value), type_name)
+    if isinstance(value, float):
+        return f"f{value!r}"
+    if type(value) in _LETTERS:
+        return f"{_LETTERS[type(value)]}{int(value) if value in (True, False) else value}"
+    if isinstance(value, torch.device):
+        return f"d{value}"
+    if isinstance(value, torch.dtype):
+        return f"i{_number_of_type(value)}"
+    if isinstance(value, torch.layout):
+        return f"i{_LAYOUTS[value]}"
+    if isinstance(value, torch.memory_format):
+        return f"i{_FORMATS[value]}"
+    raise NoEngineError(f"an argument of type {type(value).__name__} cannot be handed over")
+
+
+def _encode_list(values: list[Any], type_name: str) -> str:
+    if any(isinstance(value, Slot) for value in values) or "Tensor" in type_name:
+        numbers = [value.number if isinstance(value, Slot) else -1 for value in values]
+        return " ".join([f"S{len(numbers)}", *map(str, numbers)])
+    if "bool" in type_name:
+        return " ".join([f"B{len(values)}", *(str(int(value)) for value in values)])
+    if "float" in type_name:
+        return " ".join([f"F{len(values)}", *(repr(float(value)) for value in values)])
+    return " ".join([f"I{len(values)}", *(str(int(value)) for value in values)])
+
+
+# c10's numbers of these, which schemas pass as whole numbers.
+_TYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+)
+_LAYOUTS = {torch.strided: 0}
+_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2}
+
+
+def _number_of_type(dtype: torch.dtype) -> int:
+    return 15 if dtype == torch.bfloat16 else _TYPES.index(dtype)

@@ -1,0 +1,274 @@
+"""The executor `tasks`: a step as a graph of tasks on all cores of a node.
+
+A network is recorded when its first batch arrives, and written out for each batch size that
+comes up. Where that cannot be done, the plain executor takes over and the reason is told once.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn, optim
+
+from convoy.data.batches import Batch
+from convoy.errors import ConvoyError
+from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.eager import EagerExecutor
+from convoy.inner.executor import Sums
+from convoy.inner.tasks.capture import CannotCaptureError, capture
+from convoy.inner.tasks.decompose import Plan, decompose
+from convoy.inner.tasks.engine import NativeEngine, NoEngineError, load_engine
+from convoy.inner.tasks.portable import PortableEngine
+from convoy.inner.tasks.program import Program, Sgd
+from convoy.inner.tasks.step import Engine, Grain, Step
+from convoy.inner.tasks.timeline import Timeline
+
+_STEPS_KEPT = 8  # programs, for as many batch sizes
+_SAMPLES_PER_GROUP = 8  # where nobody has measured: a group's numbers fit a core's cache
+_TOLERANCE = {
+    "fp64": 1e-8,
+    "fp32": 2e-2,
+    "bf16": 2e-1,
+}  # of a check on few samples, not of training
+
+
+class TasksExecutor:
+    """Computes steps as tasks on several threads.
+
+    Args:
+        grain: how steps are cut up; None: by the batch and the cores.
+        portable: use the engine that needs no compiler.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        arithmetic: Arithmetic,
+        *,
+        label_smoothing: float = 0.0,
+        tell: Callable[[str], None] | None = None,
+        grain: Grain | None = None,
+        portable: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.arithmetic = arithmetic
+        self._tell = tell or (lambda why: None)
+        self._label_smoothing = label_smoothing
+        self._eager = EagerExecutor(model, optimizer, arithmetic, label_smoothing=label_smoothing)
+        self._grain = grain
+        self._portable = portable
+        self._plan: Plan | None = None
+        self._why_not: str | None = None
+        self._steps: OrderedDict[tuple[int, bool], Step] = OrderedDict()
+        self._bound: dict[tuple[int, bool], tuple[int, ...]] = {}
+        self._gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+        dtype = arithmetic.dtype
+        self._scale, self._loss = torch.zeros((), dtype=dtype), torch.zeros((), dtype=dtype)
+        self._rate = torch.zeros((), dtype=torch.float64)
+
+    # ------------------------------------------------------------ the contract
+
+    def gradients(self, batch: Batch, divisor: float) -> Sums:
+        """Leave the gradient of (sum of losses / divisor) in each parameter's .grad."""
+        if not self._is_ready(batch):
+            return self._eager.gradients(batch, divisor)
+        sums = self._run(batch, divisor, updating=False)
+        if sums is None:
+            return self._eager.gradients(batch, divisor)
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = self._gradients[name]
+        return sums
+
+    def update(self, learning_rate: float) -> None:
+        """Apply the gradients to the weights."""
+        self._eager.update(learning_rate)
+
+    def step(self, batch: Batch, divisor: float, learning_rate: float) -> Sums:
+        """Do both halves; a layer's weights move as soon as nobody reads them any more."""
+        if self._is_ready(batch):
+            self._rate.fill_(learning_rate)
+            sums = self._run(batch, divisor, updating=True)
+            if sums is not None:
+                return sums
+        return self._eager.step(batch, divisor, learning_rate)
+
+    def evaluate(self, batch: Batch, *, mirrored: bool = False) -> Sums:
+        """Run a batch through without learning from it."""
+        return self._eager.evaluate(batch, mirrored=mirrored)
+
+    # ------------------------------------------------------------ for people
+
+    @property
+    def why_not(self) -> str | None:
+        """Return why the plain executor does the work, if it does."""
+        return self._why_not
+
+    def trace(self, batch: Batch, divisor: float) -> Timeline:
+        """Do a step and return what happened; the weights stay as they are.
+
+        Raises:
+            ConvoyError: there are no tasks to see.
+        """
+        self._rate.fill_(0.0)
+        if not self._is_ready(batch) or self._run(batch, divisor, updating=True) is None:
+            raise ConvoyError(f"there are no tasks to trace: {self._why_not}")
+        return self._steps[len(batch), True].timeline()
+
+    # ------------------------------------------------------------ getting ready
+
+    def _is_ready(self, batch: Batch) -> bool:
+        """Record the network if that was not tried yet; tell whether it worked."""
+        if self._plan is None and self._why_not is None:
+            try:
+                if self.arithmetic.device.type != "cpu":
+                    raise CannotCaptureError("it is for CPUs")
+                self._prepare(batch)
+            except CannotCaptureError as error:
+                self._give_up(f"this network cannot be run as tasks: {error}")
+            except (MemoryError, RuntimeError) as error:
+                self._give_up(f"a step as tasks failed: {_first_line(error)}")
+        return self._plan is not None
+
+    def _prepare(self, batch: Batch) -> None:
+        shape = tuple(batch.images_NCHW.shape[1:])
+        recording = capture(
+            self.model,
+            self.arithmetic,
+            shape,  # type: ignore[arg-type]
+            label_smoothing=self._label_smoothing,
+        )
+        if not self._portable:
+            try:
+                load_engine()
+            except NoEngineError as error:
+                self._portable = True
+                self._tell(f"{error}: tasks run one after the other, which is no faster than eager")
+        self._check(decompose(copy.deepcopy(recording)), shape)
+        self._plan = decompose(recording, norms=self._grain_of(1).norms)
+
+    def _check(self, plan: Plan, shape: tuple[int, ...]) -> None:
+        """Compare with plain PyTorch on a few samples in two groups.
+
+        Raises:
+            CannotCaptureError: the tasks give other gradients.
+        """
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(5, *shape, generator=generator).to(self.arithmetic.dtype)
+        images = images.to(memory_format=self.arithmetic.memory_format)
+        batch = Batch(images, torch.zeros(5, dtype=torch.int64), torch.arange(5))
+        twin = copy.deepcopy(self.model)
+        optimizer = optim.SGD(twin.parameters())
+        smoothing = self._label_smoothing
+        EagerExecutor(twin, optimizer, self.arithmetic, label_smoothing=smoothing).gradients(
+            batch, 5
+        )
+        self._scale.fill_(1 / 5)
+        trial = Step(plan, 5, Grain(2, 1), None, self._make_engine)
+        other = copy.deepcopy(self.model)  # its statistics move
+        trial.bind(self._tensors(other))
+        trial.run(batch, torch.arange(5))
+        ours = torch.cat([g.flatten().double() for g in self._gradients.values()])
+        theirs = torch.cat(
+            [p.grad.flatten().double() for p in twin.parameters() if p.grad is not None]
+        )
+        tolerance = _TOLERANCE[self.arithmetic.precision]
+        if len(ours) != len(theirs) or (ours - theirs).norm() > tolerance * theirs.norm():
+            raise CannotCaptureError("its gradients would differ from PyTorch's")
+
+    def _give_up(self, why: str) -> None:
+        self._why_not = why
+        self._plan = None
+        self._steps.clear()
+        self._tell(f"{why}; training goes on with the executor 'eager'")
+
+    def _make_engine(self, program: Program) -> Engine:
+        return PortableEngine(program) if self._portable else NativeEngine(program)
+
+    def _grain_of(self, samples: int) -> Grain:
+        if self._grain is not None:
+            return self._grain
+        threads = torch.get_num_threads()
+        return Grain(max(threads, -(-samples // _SAMPLES_PER_GROUP)), threads)
+
+    # ------------------------------------------------------------ running
+
+    def _run(self, batch: Batch, divisor: float, *, updating: bool) -> Sums | None:
+        """Do a step; None where it failed, with everything as it was before."""
+        self._scale.fill_(1 / divisor)
+        key = (len(batch), updating)
+        keys = batch.keys if batch.keys is not None else torch.arange(len(batch))
+        if key in self._steps:
+            self._steps.move_to_end(key)
+            self._bind(key)
+            logits = self._steps[key].run(batch, keys)
+        else:
+            first = self._first_run(key, batch, keys)
+            if first is None:
+                return None
+            logits = first
+        return Sums(self._loss.clone(), logits, batch.labels)
+
+    def _first_run(self, key: tuple[int, bool], batch: Batch, keys: Tensor) -> Tensor | None:
+        """Write a program for a new batch size, measure it, and do its first step."""
+        plan = self._plan
+        assert plan is not None
+        changing = [*self.model.parameters(), *self.model.buffers(), *self._momentum().values()]
+        kept = [tensor.detach().clone() for tensor in changing]
+        try:
+            grain = self._grain_of(len(batch))
+            step = Step(plan, len(batch), grain, self._sgd() if key[1] else None, self._make_engine)
+            self._steps[key] = step
+            if len(self._steps) > _STEPS_KEPT:
+                old, _ = self._steps.popitem(last=False)
+                del self._bound[old]
+            self._bind(key)
+            step.measure(batch, keys)
+            self._put_back(changing, kept)
+            return step.run(batch, keys)
+        except (MemoryError, RuntimeError) as error:
+            self._put_back(changing, kept)
+            self._give_up(f"a step as tasks failed: {_first_line(error)}")
+            return None
+
+    @torch.no_grad()
+    def _put_back(self, changing: list[Tensor], kept: list[Tensor]) -> None:
+        for tensor, value in zip(changing, kept, strict=True):
+            tensor.copy_(value)
+
+    def _bind(self, key: tuple[int, bool]) -> None:
+        """Hand over the tensors, unless they are the ones that the engine has."""
+        tensors = [*self.model.parameters(), *self._momentum().values()]
+        addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        if self._bound.get(key) != addresses:
+            self._steps[key].bind(self._tensors(self.model))
+            self._bound[key] = addresses
+
+    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        found = {"scale": self._scale, "loss": self._loss, "rate": self._rate}
+        found |= {f"p:{name}": p.detach() for name, p in model.named_parameters()}
+        found |= {f"b:{name}": b for name, b in model.named_buffers()}
+        found |= {f"g:{name}": g for name, g in self._gradients.items()}
+        found |= {f"m:{name}": m for name, m in self._momentum().items()}
+        return found
+
+    def _momentum(self) -> dict[str, Tensor]:
+        """Return SGD's memory of each weight; a weight without any starts with nothing."""
+        if not self._sgd().momentum:
+            return {}
+        state = self.optimizer.state
+        for parameter in self.model.parameters():
+            if state[parameter].get("momentum_buffer") is None:
+                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state[parameter]["momentum_buffer"] = zeros
+        return {n: state[p]["momentum_buffer"] for n, p in self.model.named_parameters()}
+
+    def _sgd(self) -> Sgd:
+        group = self.optimizer.param_groups[0]
+        return Sgd(group["momentum"], group["nesterov"], group["weight_decay"])
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,111 @@
+"""The engine for machines without a compiler: the same tasks, one after the other, in Python.
+
+It gives the same numbers as the compiled one, up to rounding: the order of all sums is the same.
+It is not faster than plain PyTorch, for Python runs one task at a time; each operation may use
+torch's own threads.
+"""
+
+import heapq
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convoy.inner.tasks.norms import PORTABLE
+from convoy.inner.tasks.program import Instruction, Program, Slot
+from convoy.inner.tasks.tasks import Task
+
+
+class PortableEngine:
+    """Runs a program's tasks on the calling thread, the most urgent first."""
+
+    def __init__(self, program: Program) -> None:
+        self._instructions = program.instructions
+        self._values: list[Tensor | None] = [None] * program.num_slots
+        self._readers = [0] * program.num_slots
+        for instruction in program.instructions:
+            for slot in instruction.reads:
+                self._readers[slot] += 1
+        self._kept = {program.logits}
+        self._tasks: Sequence[Task] = ()
+        self._priorities: Sequence[float] = ()
+        self._times: list[list[float]] = []
+        self._costs = [0.0] * len(program.instructions)
+
+    def form(self, tasks: Sequence[Task], priorities: Sequence[float]) -> None:
+        """Take over which instructions make a task, and which tasks go first."""
+        self._tasks, self._priorities = tasks, priorities
+
+    def set(self, slot: int, tensor: Tensor) -> None:
+        """Put a tensor into its place."""
+        self._values[slot] = tensor
+        self._kept.add(slot)
+
+    def get(self, slot: int) -> Tensor:
+        """Return the tensor in a place."""
+        found = self._values[slot]
+        assert found is not None
+        return found
+
+    @torch.no_grad()
+    def run(self, threads: int) -> None:
+        """Do the step."""
+        del threads
+        left = list(self._readers)
+        before = [len(task.before) for task in self._tasks]
+        after: list[list[int]] = [[] for _ in self._tasks]
+        for number, task in enumerate(self._tasks):
+            for other in task.before:
+                after[other].append(number)
+        started = time.perf_counter()
+        self._times = [[0.0] * 4 for _ in self._tasks]
+        ready = [(-self._priorities[n], n) for n, count in enumerate(before) if count == 0]
+        heapq.heapify(ready)
+        while ready:
+            _, number = heapq.heappop(ready)
+            self._times[number][2] = time.perf_counter() - started
+            for index in self._tasks[number].instructions:
+                self._call(index, left)
+            now = self._times[number][3] = time.perf_counter() - started
+            for other in after[number]:
+                before[other] -= 1
+                if before[other] == 0:
+                    self._times[other][1] = now
+                    heapq.heappush(ready, (-self._priorities[other], other))
+
+    def costs(self) -> list[float]:
+        """Do the step; return the seconds of each instruction."""
+        self.run(1)
+        return list(self._costs)
+
+    def times(self) -> list[list[float]]:
+        """Return thread, ready, start and end of each task in the last step."""
+        return self._times
+
+    def _call(self, index: int, left: list[int]) -> None:
+        instruction = self._instructions[index]
+        started = time.perf_counter()
+        args = [self._filled(item) for item in instruction.args]
+        kwargs = {key: self._filled(item) for key, item in instruction.kwargs.items()}
+        function = PORTABLE.get(instruction.op._name, instruction.op)
+        self._keep(instruction, function(*args, **kwargs))
+        for slot in instruction.reads:
+            left[slot] -= 1
+            if left[slot] == 0 and slot not in self._kept:
+                self._values[slot] = None
+        self._costs[index] = time.perf_counter() - started
+
+    def _keep(self, instruction: Instruction, given: Any) -> None:  # noqa: ANN401 - any result
+        results = given if len(instruction.outs) > 1 else (given,)
+        for slot, result in zip(instruction.outs, results, strict=False):
+            if slot is not None:
+                self._values[slot] = result
+
+    def _filled(self, item: Any) -> Any:  # noqa: ANN401 - an argument
+        if isinstance(item, Slot):
+            return self._values[item.number]
+        if isinstance(item, (list, tuple)):
+            return type(item)(self._filled(part) for part in item)
+        return item

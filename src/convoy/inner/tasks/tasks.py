@@ -1,0 +1,157 @@
+"""The tasks of a program: stretches of instructions, and who waits for whom."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from convoy.inner.tasks.decompose import Kind
+from convoy.inner.tasks.program import Instruction, Program
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """Instructions that one thread does in one go.
+
+    Attributes:
+        instructions: their numbers in the program.
+        before: the tasks it waits for.
+        group: the samples it works on; -1: all, or none.
+        cost: the seconds it is expected to take.
+        heaviest: the cost of its dearest instruction, which it is named after.
+    """
+
+    instructions: list[int] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
+    kind: Kind = "forward"
+    layer: str = ""
+    group: int = -1
+    cost: float = 0.0
+    heaviest: float = -1.0
+
+    @property
+    def name(self) -> str:
+        """Return what it computes, for people."""
+        where = f", group {self.group + 1}" if self.group >= 0 else ""
+        return f"{self.layer or 'input'} {self.kind}{where}"
+
+
+def form_tasks(program: Program, costs: Sequence[float], grain_s: float) -> list[Task]:
+    """Cut a program into tasks.
+
+    Args:
+        program: the instructions.
+        costs: seconds that each of them takes.
+        grain_s: a task is cut off as soon as it costs this much.
+    """
+    before = dependencies(program.instructions)
+    keys = _Keys(program.instructions, before, costs, grain_s).assign()
+    numbers: dict[Hashable, int] = {}
+    tasks: list[Task] = []
+    task_of: list[int] = []
+    for index, key in enumerate(keys):
+        if key not in numbers:
+            numbers[key] = len(tasks)
+            tasks.append(Task())
+        number = numbers[key]
+        task_of.append(number)
+        _join(tasks[number], program.instructions[index], index, costs[index])
+    for index, others in enumerate(before):
+        mine = tasks[task_of[index]]
+        mine.before.update(task_of[other] for other in others)
+    for number, task in enumerate(tasks):
+        task.before.discard(number)
+    return tasks
+
+
+def _join(task: Task, instruction: Instruction, index: int, cost: float) -> None:
+    if cost > task.heaviest:
+        task.kind, task.layer, task.heaviest = instruction.kind, instruction.layer, cost
+    task.instructions.append(index)
+    task.group = instruction.group
+    task.cost += cost
+
+
+def dependencies(instructions: Sequence[Instruction]) -> list[set[int]]:
+    """Return for each instruction those that must be done before it.
+
+    A view is the same memory as what it was taken from: whoever changes that waits for those
+    that look through the view, too.
+    """
+    root: dict[int, int] = {}
+    maker: dict[int, int] = {}  # of a place
+    writer: dict[int, int] = {}  # the last one that wrote to some memory
+    readers: dict[int, list[int]] = {}  # since then
+    found: list[set[int]] = []
+    for number, instruction in enumerate(instructions):
+        mine: set[int] = set()
+        for slot in instruction.reads:
+            memory = root.setdefault(slot, slot)
+            mine.update(
+                where[key] for where, key in ((maker, slot), (writer, memory)) if key in where
+            )
+        changed = [slot for slot in instruction.writes if slot in instruction.reads]
+        for slot in changed:
+            mine.update(readers.get(root[slot], ()))
+        for slot in instruction.reads:
+            readers.setdefault(root[slot], []).append(number)
+        for slot in changed:
+            writer[root[slot]] = number
+            readers[root[slot]] = []
+        for slot in instruction.outs:
+            if slot is not None:
+                maker[slot] = number
+                is_view = bool(instruction.reads) and _is_view(instruction)
+                root[slot] = root[instruction.reads[0]] if is_view else slot
+        mine.discard(number)
+        found.append(mine)
+    return found
+
+
+def _is_view(instruction: Instruction) -> bool:
+    return any(result.alias_info is not None for result in instruction.op._schema.returns)
+
+
+class _Keys:
+    """Finds for each instruction the task that it belongs to."""
+
+    def __init__(
+        self,
+        instructions: Sequence[Instruction],
+        before: Sequence[set[int]],
+        costs: Sequence[float],
+        grain_s: float,
+    ) -> None:
+        self._instructions, self._before = instructions, before
+        self._costs, self._grain_s = costs, grain_s
+        self._phases: list[int] = []
+        self._stretch: dict[Hashable, tuple[int, float]] = {}  # cuts so far, cost of the last
+        self._bucket = 0
+
+    def assign(self) -> list[Hashable]:
+        """Return a key for each instruction; equal keys make one task."""
+        return [self._key(i, instruction) for i, instruction in enumerate(self._instructions)]
+
+    def _key(self, index: int, instruction: Instruction) -> Hashable:
+        phase = self._phase(index, instruction)
+        cost = self._costs[index]
+        if instruction.kind == "update":
+            key = ("update", self._bucket)
+            self._bucket += instruction.op._schema.name == "aten::_fused_sgd_"
+            return key
+        if instruction.group < 0 and phase:
+            return ("once", index)
+        row = (phase, instruction.group, instruction.side)
+        cuts, held = self._stretch.get(row, (0, 0.0))
+        if held >= self._grain_s:
+            cuts, held = cuts + 1, 0.0
+        self._stretch[row] = (cuts, held + cost)
+        return (*row, cuts)
+
+    def _phase(self, index: int, instruction: Instruction) -> int:
+        """Count how often all groups have met before an instruction."""
+        once = instruction.group < 0
+        found = 0
+        for other in self._before[index]:
+            met = once and self._instructions[other].group >= 0
+            found = max(found, self._phases[other] + met)
+        self._phases.append(found)
+        return found
