@@ -12,6 +12,10 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -204,6 +208,12 @@ class Engine : public torch::CustomClassHolder {
     at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
       // A pool that is smaller than asked for gives one thread several places: one is enough.
       (void)last;
+#ifdef _OPENMP
+      // For this thread in this region: oneDNN would plan for several and wait for them for ever.
+      // Torch sets the number when a thread first asks for it, so it must have asked before.
+      (void)at::get_num_threads();
+      if (omp_in_parallel()) omp_set_num_threads(1);
+#endif
       work(first);
     });
     clear();

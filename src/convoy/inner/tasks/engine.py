@@ -20,7 +20,8 @@ _FLAGS = (
     "-mprefer-vector-width=512",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wno-unknown-pragmas",
+    # Not among the linker's flags: there must be no second OpenMP beside the one torch brings.
+    "-fopenmp",
 )
 # Python's own objects by the letters that engine.cpp reads.
 _LETTERS = {bool: "b", int: "i", str: "t"}
