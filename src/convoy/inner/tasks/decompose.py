@@ -91,6 +91,10 @@ class Part:
         per_group: once for each group of samples; otherwise once.
         kind: what it is for.
         side: it leads to gradients of weights only, so that nothing else waits for it.
+        layer: whose weights it works with, for people.
+        wide: the whole batch at once, but only some neurons at a time: for a layer with so many
+            weights that each group had better not read all of them ("forward", "error" or
+            "gradient").
     """
 
     operation: Operation
@@ -98,6 +102,7 @@ class Part:
     kind: Kind = "forward"
     side: bool = False
     layer: str = ""
+    wide: Literal["", "forward", "error", "gradient"] = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -109,12 +114,15 @@ class Plan:
         kinds: of each value: "shared", "batched" or "partial".
         recording: where it comes from.
         updated: buffers that a part changes in place; the others are copied at the end.
+        rows: of each weight whose gradient is made some rows at a time, the value that it is
+            made of: a product, which may be rounded afterwards.
     """
 
     parts: list[Part]
     kinds: dict[int, str]
     recording: Recording
     updated: set[str] = field(default_factory=set)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 def decompose(recording: Recording, *, norms: Literal["batch", "group"] = "batch") -> Plan:
@@ -132,6 +140,7 @@ def decompose(recording: Recording, *, norms: Literal["batch", "group"] = "batch
     _classify(plan, lowered)
     _name_layers(plan)
     _mark(plan)
+    _widen(plan)
     return plan
 
 
@@ -149,6 +158,8 @@ class _Lowering:
         self._done: list[Operation] = []
         self._updated: set[str] = set()
         self._rectified: dict[int, int] = {}  # output of a norm -> of the relu made part of it
+        self._plus: dict[int, Ref] = {}  # output of a norm -> the shortcut that is added to it
+        self._late: dict[int, Operation] = {}  # norms that are done where their rectifier was
         self._gone: set[int] = set()  # values that are no longer made
         self._behind: dict[int, tuple[int, int]] = {}  # threshold_backward: its inputs
 
@@ -163,7 +174,9 @@ class _Lowering:
                 self._norm_backward(operation)
             elif operation.op is _aten.convolution_backward.default:
                 self._split_convolution(operation)
-            elif not (operation.outs and operation.outs[0] in self._gone):
+            elif operation.outs[0] in self._late:
+                self._done.append(self._late[operation.outs[0]])
+            elif operation.outs[0] not in self._gone:
                 self._done.append(operation)
         return _used(self._done, self._recording, self._updated), self._updated
 
@@ -172,16 +185,14 @@ class _Lowering:
         return self._recording.num_values - 1
 
     def _fuse_rectifiers(self, operations: list[Operation]) -> None:
-        """Find rectifiers right behind a norm, and what they let through on the way back."""
+        """Find rectifiers behind a norm, and what they let through on the way back.
+
+        Between the two there may be the sum with a shortcut, as in a residual block.
+        """
         made_by = {out: op for op in operations for out in op.outs if out is not None}
         for operation in operations:
-            first = refs_in(operation)[:1]
-            maker = made_by.get(first[0]) if first else None
-            if operation.op is _aten.relu.default and maker and maker.op in _NORM_FORWARD:
-                before, after = first[0], operation.outs[0]
-                if len(self._users[before]) == 1 and after is not None:
-                    self._rectified[before] = after
-                    self._gone.add(after)
+            if operation.op is _aten.relu.default:
+                self._fuse_forward(operation, made_by)
             if operation.op is _aten.threshold_backward.default and operation.args[2] == 0:
                 dy, y, out = operation.args[0], operation.args[1], operation.outs[0]
                 (user, *more) = self._users[out] or [None]  # type: ignore[index]
@@ -189,6 +200,38 @@ class _Lowering:
                 if only_norm and y.value in self._rectified.values():
                     self._behind[out] = (dy.value, y.value)  # type: ignore[index]
                     self._gone.add(out)  # type: ignore[arg-type]
+
+    def _fuse_forward(self, relu: Operation, made_by: dict[int, Operation]) -> None:
+        before, after = relu.args[0].value, relu.outs[0]
+        assert after is not None
+        if len(self._users[before]) != 1 or before not in made_by:
+            return
+        maker = made_by[before]
+        if maker.op in _NORM_FORWARD:
+            self._rectified[before] = after
+        elif maker.op is _aten.add.Tensor and not maker.kwargs and len(maker.args) == 2:
+            for norm, other in (maker.args, maker.args[::-1]):
+                if (
+                    isinstance(norm, Ref)
+                    and isinstance(other, Ref)
+                    and self._is_free(norm, made_by)
+                ):
+                    self._rectified[norm.value] = after
+                    self._plus[norm.value] = other
+                    self._gone.add(before)
+                    break
+
+    def _is_free(self, value: Ref, made_by: dict[int, Operation]) -> bool:
+        """Tell whether a value is what a norm gives, asked for once, and not yet taken."""
+        maker = made_by.get(value.value)
+        shapes = self._recording.shapes
+        return (
+            maker is not None
+            and maker.op in _NORM_FORWARD
+            and len(self._users[value.value]) == 1
+            and value.value not in self._rectified
+            and all(shapes[a.value] == shapes[value.value] for a in refs_of_sum(self._users, value))
+        )
 
     def _norm_forward(self, operation: Operation) -> None:
         x, weight, bias, mean, var, training, momentum, eps = operation.args
@@ -208,8 +251,12 @@ class _Lowering:
             self._done.append(Operation(OPS.norm_total.default, every, {}, (self._new(),)))
         args = every if self._exact else own
         self._done.append(Operation(OPS.norm_total.default, args, {}, (total,)))
-        args = (x, Ref(total), weight, bias, y != out)
-        self._done.append(Operation(OPS.norm_apply.default, args, {}, (out,)))
+        args = (x, Ref(total), weight, bias, self._plus.get(y), y != out)
+        apply = Operation(OPS.norm_apply.default, args, {}, (out,))
+        if out == y:
+            self._done.append(apply)
+        else:
+            self._late[out] = apply
         for value in (old_mean, old_scale):
             if value is not None:
                 self._totals[value] = total
@@ -277,6 +324,11 @@ def _users(recording: Recording) -> dict[int, list[Operation]]:
         for value in set(refs_in(operation)):
             found[value].append(operation)
     return found
+
+
+def refs_of_sum(users: dict[int, list[Operation]], value: Ref) -> list[Ref]:
+    """Return what the only user of a value adds up."""
+    return [argument for argument in users[value.value][0].args if isinstance(argument, Ref)]
 
 
 def all_in(operation: Operation) -> list[int]:
@@ -408,3 +460,58 @@ def _mark(plan: Plan) -> None:
         if part.side:
             part.kind = "gradient"
             side_readers.update(set(refs_in(part.operation)))
+
+
+# ---------------------------------------------------------------- large layers
+
+WIDE = 1 << 20  # weights of a fully connected layer from which on it is cut by neurons
+
+
+def _widen(plan: Plan) -> None:
+    """Find fully connected layers that hold more weights than all groups had better read."""
+    recording = plan.recording
+    made_by = {out: p for p in plan.parts for out in p.operation.outs if out is not None}
+    for part in plan.parts:
+        operation = part.operation
+        if not part.per_group or operation.op not in (_aten.mm.default, _aten.addmm.default):
+            continue
+        left, right = (argument.value for argument in operation.args[-2:])
+        weights = recording.shapes[right]
+        if plan.kinds[right] == "shared" and plan.kinds[left] == "batched":
+            if torch.Size(weights).numel() >= WIDE:
+                part.wide = "forward" if operation.op is _aten.addmm.default else "error"
+        elif part.side and operation.op is _aten.mm.default:
+            out = operation.outs[0]
+            assert out is not None
+            big = torch.Size(recording.shapes[out]).numel() >= WIDE
+            name = _whose_gradient(plan, out, made_by) if big else None
+            if name is not None and recording.batched.get(left) == 1:
+                part.wide = "gradient"
+                plan.rows[name] = out
+    _drop_chains(plan, made_by)
+
+
+def _whose_gradient(plan: Plan, product: int, made_by: dict[int, Part]) -> str | None:
+    """Return the weight whose gradient a product is, turned an even number of times at most."""
+    for name, value in plan.recording.gradients.items():
+        turns = 0
+        while value != product and value in made_by:
+            operation = made_by[value].operation
+            if operation.op not in (_aten.t.default, _aten._to_copy.default, _aten.detach.default):
+                break
+            turns += operation.op is _aten.t.default
+            value = operation.args[0].value
+        if value == product:
+            return name if turns % 2 == 0 else None
+    return None
+
+
+def _drop_chains(plan: Plan, made_by: dict[int, Part]) -> None:
+    """Leave out what would have been done to a gradient that is now made row by row."""
+    gone = set()
+    for name, product in plan.rows.items():
+        value = plan.recording.gradients[name]
+        while value != product:
+            gone.add(id(made_by[value]))
+            value = made_by[value].operation.args[0].value
+    plan.parts = [part for part in plan.parts if id(part) not in gone]

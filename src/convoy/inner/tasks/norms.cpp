@@ -216,14 +216,17 @@ Tensor norm_total(
   return found;
 }
 
-// (x - mean) / deviation * weight + bias, and what is below zero cut off where asked for.
+// (x - mean) / deviation * weight + bias + plus, and what is below zero cut off where asked for.
 Tensor norm_apply(
     const Tensor& given,
     const Tensor& total,
     const std::optional<Tensor>& weight,
     const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& given_plus,
     bool relu) {
   auto x = dense(given);
+  bool adds = given_plus.has_value() && given_plus->defined();
+  auto plus = adds ? dense_like(*given_plus, x) : Tensor();
   auto at = layout_of(x);
   auto y = at::empty_like(x);
   auto* mean = total.const_data_ptr<double>();
@@ -240,13 +243,21 @@ Tensor norm_apply(
     const T* from = x.const_data_ptr<T>();
     const A *s = slope.data(), *t = shift.data();
     T* to = y.template data_ptr<T>();
-    if (relu)
-      for_each(at, [=](int64_t i, int64_t c) {
-        A v = A(from[i]) * s[c] + t[c];
-        to[i] = T(v > 0 ? v : A(0));
-      });
-    else
-      for_each(at, [=](int64_t i, int64_t c) { to[i] = T(A(from[i]) * s[c] + t[c]); });
+    auto apply = [&](auto value) {
+      if (relu)
+        for_each(at, [=](int64_t i, int64_t c) {
+          A v = value(i, c);
+          to[i] = T(v > A(0) ? v : A(0));
+        });
+      else
+        for_each(at, [=](int64_t i, int64_t c) { to[i] = T(value(i, c)); });
+    };
+    if (adds) {
+      const T* more = plus.template const_data_ptr<T>();
+      apply([=](int64_t i, int64_t c) { return A(from[i]) * s[c] + t[c] + A(more[i]); });
+    } else {
+      apply([=](int64_t i, int64_t c) { return A(from[i]) * s[c] + t[c]; });
+    }
   });
   return y;
 }

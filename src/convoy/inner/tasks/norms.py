@@ -24,7 +24,8 @@ _SCHEMAS = (
     "norm_parts(Tensor x) -> Tensor",
     "norm_total(Tensor[] parts, int[] counts, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
     "float momentum, float eps) -> Tensor",
-    "norm_apply(Tensor x, Tensor total, Tensor? weight, Tensor? bias, bool relu) -> Tensor",
+    "norm_apply(Tensor x, Tensor total, Tensor? weight, Tensor? bias, Tensor? plus, bool relu) "
+    "-> Tensor",
     "norm_back_parts(Tensor dy, Tensor x, Tensor total, Tensor? y) -> Tensor",
     "norm_back_total(Tensor[] parts, Tensor total, Tensor like) -> (Tensor, Tensor, Tensor)",
     "norm_back_apply(Tensor dy, Tensor x, Tensor total, Tensor sums, Tensor? weight, int count, "
@@ -63,14 +64,21 @@ def norm_total(
 
 
 def norm_apply(
-    x: Tensor, total: Tensor, weight: Tensor | None, bias: Tensor | None, relu: bool
+    x: Tensor,
+    total: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    plus: Tensor | None,
+    relu: bool,
 ) -> Tensor:
-    """Return (x - mean) / deviation * weight + bias, cut off at zero where asked for."""
+    """Return (x - mean) / deviation * weight + bias + plus, cut off at zero where asked for."""
     mean, scale = total
     slope = scale if weight is None else scale * weight.double()
     shift = -mean * slope if bias is None else bias.double() - mean * slope
     inner = _inner_type(x)
     y = x.to(inner) * _wide(slope.to(inner), x) + _wide(shift.to(inner), x)
+    if plus is not None:
+        y = y + plus
     return (y.clamp_min(0) if relu else y).to(x.dtype)
 
 

@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from convoy.inner.tasks.capture import Operation, Ref, Size, map_refs
+from convoy.inner.tasks.capture import Operation, Ref, Size
 from convoy.inner.tasks.decompose import All, Counts, Kind, Part, Plan
 from convoy.inner.tasks.norms import OPS
 
 _aten = torch.ops.aten
 _BUCKET = 1 << 14  # weights that are at least updated together
 _SLICE = 1 << 18  # weights that are at most updated by one task
+_TILE = 1 << 19  # weights of a large layer that one task works with
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Instruction:
         part: the number of the plan's part it comes from: what is alike costs alike.
         group: the samples it works on; -1: all, or none.
         reads, writes: places; what it changes in place is in both.
+        tile: instructions of one tile of a large layer make one task; -1: it is of none.
     """
 
     op: Any
@@ -55,6 +57,7 @@ class Instruction:
     side: bool = False
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    tile: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,9 @@ class _Writer:
         self._plan, self._sizes, self._sgd = plan, sizes, sgd
         self._program = Program(sizes)
         self._slots: dict[tuple[int, int], int] = {}  # (value, group) -> place
+        self._wholes: dict[int, int] = {}  # of values of all groups, put behind each other
+        self._tiles = 0
+        self._tile = -1  # that instructions are written for
         self._shapes = {
             name: plan.recording.shapes[value] for name, value in plan.recording.parameters.items()
         }
@@ -104,7 +110,9 @@ class _Writer:
         """Write inputs, the plan's parts, then what becomes of the results."""
         self._place_inputs()
         for number, part in enumerate(self._plan.parts):
-            if part.per_group:
+            if part.wide:
+                self._emit_wide(part)
+            elif part.per_group:
                 for group in range(len(self._sizes)):
                     self._emit(number, part, group)
             else:
@@ -210,6 +218,69 @@ class _Writer:
             Instruction(op, args, kwargs or {}, outs, part, group, kind, layer, side, reads, writes)
         )
 
+    # ------------------------------------------------------------ large layers
+
+    def _emit_wide(self, part: Part) -> None:
+        """Write a large layer's product for the whole batch, some of its neurons at a time."""
+        if part.wide == "gradient":
+            return  # it is made where the weights are updated, row by row
+        *bias, rows, columns = (argument.value for argument in part.operation.args)
+        whole = Slot(self._whole(rows, part))
+        count = self._plan.recording.shapes[columns][1]
+        numbers = torch.Size(self._plan.recording.shapes[columns]).numel()
+        tiles = []
+        for start, length in _pieces(count, -(-numbers // _TILE)):
+            self._begin_tile()
+            some = self._cut_out(self._slot(columns, -1), 1, start, length, part)
+            args: tuple[Any, ...] = (whole, Slot(some))
+            if bias:
+                args = (Slot(self._cut_out(self._slot(bias[0], -1), 0, start, length, part)), *args)
+            tiles.append(Slot(self._wide(part.operation.op, args, part)))
+        self._tile = -1
+        out = part.operation.outs[0]
+        assert out is not None
+        together = self._wholes[out] = self._wide(_aten.cat.default, (tiles, 1), part)
+        self._hand_out(out, together, part)
+
+    def _hand_out(self, value: int, whole: int, part: Part) -> None:
+        """Give each group its samples of a value."""
+        start = 0
+        for group, size in enumerate(self._sizes):
+            place = self._out(value, group)
+            args = (Slot(whole), 0, start, size)
+            self._add(_aten.narrow.default, args, (place,), -1, group, part.kind, part.layer)
+            start += size
+
+    def _whole(self, value: int, part: Part) -> int:
+        """Return the place of a value of the whole batch."""
+        if value not in self._wholes:
+            parts = [Slot(self._slots[value, g]) for g in range(len(self._sizes))]
+            dim = self._plan.recording.batched[value]
+            self._wholes[value] = self._wide(_aten.cat.default, (parts, dim), part)
+        return self._wholes[value]
+
+    def _begin_tile(self) -> None:
+        self._tile = self._tiles
+        self._tiles += 1
+
+    def _cut_out(self, place: int, dim: int, start: int, length: int, part: Part) -> int:
+        return self._wide(_aten.narrow.default, (Slot(place), dim, start, length), part)
+
+    def _wide(self, op: Any, args: tuple[Any, ...], part: Part) -> int:
+        out = self._new()
+        self._add(op, args, (out,), -1, -1, part.kind, part.layer)
+        return out
+
+    def _gradient_rows(self, name: str, start: int, length: int) -> Slot:
+        """Make some rows of a large layer's gradient, from the whole batch."""
+        product = self._plan.rows[name]
+        part = next(p for p in self._plan.parts if p.operation.outs == (product,))
+        errors, inputs = (argument.value for argument in part.operation.args)
+        wholes = [self._whole(value, part) for value in (errors, inputs)]
+        self._begin_tile()
+        some = self._cut_out(wholes[0], 0, start, length, part)
+        return Slot(self._wide(_aten.mm.default, (Slot(some), Slot(wholes[1])), part))
+
     # ------------------------------------------------------------ results
 
     def _collect(self) -> None:
@@ -239,11 +310,13 @@ class _Writer:
         bucket: list[str] = []
         for name in reversed(self._plan.recording.parameters):
             numbers = torch.Size(self._shapes[name]).numel()
-            if numbers > _SLICE:
+            if name in self._plan.rows:
+                self._update_rows(name, numbers)
+            elif numbers > _SLICE:
                 self._update_slices(name, numbers)
-                continue
-            self._add_up(name, Slot(self._input(f"g:{name}")), None)
-            bucket.append(name)
+            else:
+                self._add_up(name, Slot(self._input(f"g:{name}")), None)
+                bucket.append(name)
             if sum(torch.Size(self._shapes[n]).numel() for n in bucket) >= _BUCKET:
                 self._move_bucket(bucket)
                 bucket = []
@@ -270,17 +343,24 @@ class _Writer:
 
     def _update_slices(self, name: str, numbers: int) -> None:
         """Do a large weight in several tasks: each takes some of its rows."""
-        length = self._shapes[name][0]
-        pieces = min(length, -(-numbers // _SLICE))
-        for piece in range(pieces):
-            start, stop = length * piece // pieces, length * (piece + 1) // pieces
-            rows = (start, stop - start)
-            taken = {
-                kind: self._narrowed(Slot(self._input(f"{kind}:{name}")), rows, name)
-                for kind in ("g", *self._moved)
-            }
+        for rows in _pieces(self._shapes[name][0], -(-numbers // _SLICE)):
+            taken = self._taken(name, rows)
             self._add_up(name, Slot(taken["g"]), rows)
             self._move({kind: [place] for kind, place in taken.items()}, name)
+
+    def _update_rows(self, name: str, numbers: int) -> None:
+        """Make the gradient of a large layer and move its weights, some rows at a time."""
+        for rows in _pieces(self._shapes[name][0], -(-numbers // _TILE)):
+            made = self._gradient_rows(name, *rows)
+            taken = self._taken(name, rows)
+            args = (Slot(taken["g"]), made, False)
+            self._once(_aten.copy_.default, args, name, kind="update")
+            self._move({kind: [place] for kind, place in taken.items()}, name)
+        self._tile = -1
+
+    def _taken(self, name: str, rows: tuple[int, int]) -> dict[str, int]:
+        kinds = ("g", *self._moved)
+        return {k: self._narrowed(Slot(self._input(f"{k}:{name}")), rows, name) for k in kinds}
 
     @property
     def _moved(self) -> tuple[str, ...]:
@@ -340,6 +420,17 @@ def _is_copy(operation: Operation | None, of: int) -> bool:
     )
 
 
+def _pieces(length: int, count: int) -> list[tuple[int, int]]:
+    """Cut a length into pieces; return each one's start and length.
+
+    >>> _pieces(10, 3)
+    [(0, 3), (3, 3), (6, 4)]
+    """
+    count = min(length, count)
+    marks = [length * number // count for number in range(count + 1)]
+    return [(a, b - a) for a, b in zip(marks, marks[1:], strict=False)]
+
+
 def slots_in(item: Any) -> list[int]:
     """Return the places named in an argument."""
     if isinstance(item, Slot):
@@ -347,6 +438,3 @@ def slots_in(item: Any) -> list[int]:
     if isinstance(item, (list, tuple)):
         return [number for part in item for number in slots_in(part)]
     return []
-
-
-__all__ = ["Instruction", "Program", "Sgd", "Slot", "map_refs", "slots_in", "write_program"]

@@ -133,6 +133,8 @@ class _Keys:
     def _key(self, index: int, instruction: Instruction) -> Hashable:
         phase = self._phase(index, instruction)
         cost = self._costs[index]
+        if instruction.tile >= 0:
+            return ("tile", instruction.tile)
         if instruction.kind == "update":
             key = ("update", self._bucket)
             self._bucket += instruction.op._schema.name == "aten::_fused_sgd_"
