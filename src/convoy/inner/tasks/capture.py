@@ -20,6 +20,10 @@ from convoy.inner.arithmetic import Arithmetic
 from convoy.models.dropout import drop_by
 
 _FEW, _MORE = 2, 3  # samples of the two traces
+_aten = torch.ops.aten
+_PIECES = frozenset(
+    {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int}
+)  # they give a list
 
 
 class CannotCaptureError(Exception):
@@ -108,20 +112,31 @@ def capture(
     """
     _refuse_what_traces_wrongly(model)
     was_training = model.training
-    model.train()
+    if not was_training:  # as the plain executor does: a part may be kept out of training
+        model.train()
     try:
-        few, more = (
-            _trace(model, arithmetic, in_shape, samples, label_smoothing)
-            for samples in (_FEW, _MORE)
-        )
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # who draws random numbers draws the same without us
+            few, more = (
+                _trace(model, arithmetic, in_shape, samples, label_smoothing)
+                for samples in (_FEW, _MORE)
+            )
+        return _Reader(model, few, more).read()
     except CannotCaptureError:
         raise
     except Exception as error:  # a model may refuse to be traced in any way
-        text = str(error).strip().split("\n", 1)[0]
-        raise CannotCaptureError(f"it cannot be traced ({type(error).__name__}: {text})") from error
+        raise CannotCaptureError(_why(error)) from error
     finally:
-        model.train(was_training)
-    return _Reader(model, few, more).read()
+        if not was_training:
+            model.eval()
+
+
+def _why(error: Exception) -> str:
+    text = str(error).strip().split("\n", 1)[0]
+    if "_local_scalar_dense" in text:
+        return "it decides by the values it computes"
+    return f"it cannot be traced ({type(error).__name__}: {text})"
 
 
 def _refuse_what_traces_wrongly(model: nn.Module) -> None:
@@ -233,11 +248,27 @@ class _Reader:
         op = node.target
         if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()):
             raise CannotCaptureError(f"it draws random numbers of its own ({op})")
+        if op in _PIECES:
+            self._read_pieces(node, other)
+            return
         args = self._merged(node.args, other.args)
         kwargs = {key: self._merged(v, other.kwargs[key]) for key, v in node.kwargs.items()}
         self._found.operations.append(
             Operation(op, args, kwargs, self._outs(node, other), _layer_of(node))
         )
+
+    def _read_pieces(self, node: fx.Node, other: fx.Node) -> None:
+        """Read what cuts a value into a list as a cut of its own for each piece that is used."""
+        others = {user.args[1]: user for user in other.users}
+        for user in node.users:
+            place: Any = user.args[1]
+            if place not in others:
+                raise CannotCaptureError("it does other things for another number of samples")
+            op, args = _piece_of(node, place)
+            args = self._merged(args, _piece_of(other, place)[1])
+            number = self._new_value(user.name)
+            self._note_shape(number, user, others[place])
+            self._found.operations.append(Operation(op, args, {}, (number,), _layer_of(node)))
 
     def _outs(self, node: fx.Node, other: fx.Node) -> tuple[int | None, ...]:
         returns = len(node.target._schema.returns)  # type: ignore[union-attr]
@@ -279,6 +310,17 @@ class _Reader:
         if few != more:
             raise CannotCaptureError("it computes with the number of samples")
         return few
+
+
+def _piece_of(node: fx.Node, place: int) -> tuple[Any, tuple[Any, ...]]:
+    """Return the call that gives one of the pieces into which an operation cuts a value."""
+    source, *rest = node.args
+    if node.target is _aten.unbind.int:
+        return _aten.select.int, (source, *(rest or [0]), place)
+    sizes, dim = (*rest, 0)[:2]
+    lengths: Any = [sizes] * (place + 1) if isinstance(sizes, int) else sizes
+    start = sum(lengths[:place])
+    return _aten.slice.Tensor, (source, dim, start, start + lengths[place])
 
 
 def _layer_of(node: fx.Node) -> str:
