@@ -141,9 +141,9 @@ def _why(error: Exception) -> str:
 
 def _refuse_what_traces_wrongly(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
-            if module.track_running_stats:
-                raise CannotCaptureError(f"'{name}' averages its statistics over all steps")
+        is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
+        if is_norm and module.momentum is None and module.track_running_stats:
+            raise CannotCaptureError(f"'{name}' averages its statistics over all steps")
     if any(not p.requires_grad for p in model.parameters()):
         raise CannotCaptureError("some of its weights are frozen")
 
@@ -170,8 +170,8 @@ def _trace(
         labels: Tensor,
         keys: Tensor,
         scale: Tensor,
-    ) -> Any:
-        def loss_of(weights: Mapping[str, Tensor]) -> Any:
+    ) -> object:
+        def loss_of(weights: Mapping[str, Tensor]) -> tuple[Tensor, object]:
             own = {name: buffer.clone() for name, buffer in buffers.items()}
             with drop_by(keys), arithmetic.autocast(cached=False):
                 logits = functional_call(model, (dict(weights), own), (images,))
@@ -180,7 +180,7 @@ def _trace(
                 )
             return loss, (loss.detach(), logits.detach(), own)
 
-        loss, pull_back, rest = vjp(loss_of, parameters, has_aux=True)
+        loss, pull_back, rest = vjp(loss_of, parameters, has_aux=True)  # type: ignore[misc]
         (gradients,) = pull_back(scale.to(loss.dtype))
         return gradients, rest
 
@@ -236,7 +236,7 @@ class _Reader:
 
     def _name_outputs(self, node: fx.Node) -> None:
         found = self._found
-        flat = [self._numbers[item.name] for item in node.args[0]]  # type: ignore[union-attr]
+        flat = [self._numbers[item.name] for item in node.args[0]]  # type: ignore[index, union-attr]
         count = len(found.parameters)
         found.gradients = dict(zip(found.parameters, flat, strict=False))
         found.loss, found.logits = flat[count], flat[count + 1]
@@ -296,7 +296,7 @@ class _Reader:
         if growing:
             self._found.batched[number] = growing[0]
 
-    def _merged(self, few: Any, more: Any) -> Any:
+    def _merged(self, few: Any, more: Any) -> Any:  # noqa: ANN401 - an argument
         """Return an argument with what grows with the samples made a `Size`."""
         if isinstance(few, fx.Node):
             return Ref(self._numbers[few.name])
@@ -330,7 +330,7 @@ def _layer_of(node: fx.Node) -> str:
     return names[-1] if names else ""
 
 
-def map_refs(item: Any, function: Callable[[Any], Any]) -> Any:
+def map_refs(item: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - an argument
     """Return an argument with its `Ref`s and `Size`s replaced."""
     if isinstance(item, (Ref, Size)):
         return function(item)
@@ -343,7 +343,7 @@ def refs_in(operation: Operation) -> list[int]:
     """Return the values that an operation reads."""
     found: list[int] = []
 
-    def note(item: Any) -> Any:
+    def note(item: object) -> object:
         if isinstance(item, Ref):
             found.append(item.value)
         return item
