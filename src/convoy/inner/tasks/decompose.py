@@ -195,11 +195,12 @@ class _Lowering:
                 self._fuse_forward(operation, made_by)
             if operation.op is _aten.threshold_backward.default and operation.args[2] == 0:
                 dy, y, out = operation.args[0], operation.args[1], operation.outs[0]
-                (user, *more) = self._users[out] or [None]  # type: ignore[index]
-                only_norm = user is not None and user.op in _NORM_BACKWARD and not more
+                assert out is not None
+                users = self._users[out]
+                only_norm = len(users) == 1 and users[0].op in _NORM_BACKWARD
                 if only_norm and y.value in self._rectified.values():
-                    self._behind[out] = (dy.value, y.value)  # type: ignore[index]
-                    self._gone.add(out)  # type: ignore[arg-type]
+                    self._behind[out] = (dy.value, y.value)
+                    self._gone.add(out)
 
     def _fuse_forward(self, relu: Operation, made_by: dict[int, Operation]) -> None:
         before, after = relu.args[0].value, relu.outs[0]
@@ -409,6 +410,8 @@ def _takes_partial(operation: Operation, kinds: dict[int, str]) -> bool:
     if operation.op is _aten.nll_loss_backward.default or operation.op in _OWN:
         return True  # the first is given a weight that it does not use, for losses are added up
     others = [kinds[value] for value in refs_in(operation)[1:]]
+    if operation.op is _aten.add.Tensor:  # gradients of a weight that is used twice
+        return others == ["partial"] and kinds[refs_in(operation)[0]] == "partial"
     return operation.op in _LINEAR and not others
 
 

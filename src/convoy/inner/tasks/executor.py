@@ -7,6 +7,7 @@ comes up. Where that cannot be done, the plain executor takes over and the reaso
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn, optim
@@ -106,14 +107,28 @@ class TasksExecutor:
         """Return why the plain executor does the work, if it does."""
         return self._why_not
 
+    def use(self, grain: Grain) -> None:
+        """Cut steps up in another way from now on."""
+        if self._plan is not None and grain.norms != self._grain_of(1).norms:
+            raise ValueError("the choice of batch-norm's statistics is part of the recording")
+        self._grain = grain
+        self._steps.clear()
+        self._bound.clear()
+
     def trace(self, batch: Batch, divisor: float) -> Timeline:
         """Do a step and return what happened; the weights stay as they are.
 
         Raises:
             ConvoyError: there are no tasks to see.
         """
+        if not self._is_ready(batch):
+            raise ConvoyError(f"there are no tasks to trace: {self._why_not}")
         self._rate.fill_(0.0)
-        if not self._is_ready(batch) or self._run(batch, divisor, updating=True) is None:
+        changing = self._changing()
+        kept = [tensor.detach().clone() for tensor in changing]
+        sums = self._run(batch, divisor, updating=True)
+        self._put_back(changing, kept)
+        if sums is None:
             raise ConvoyError(f"there are no tasks to trace: {self._why_not}")
         return self._steps[len(batch), True].timeline()
 
@@ -128,7 +143,7 @@ class TasksExecutor:
                 self._prepare(batch)
             except CannotCaptureError as error:
                 self._give_up(f"this network cannot be run as tasks: {error}")
-            except (MemoryError, RuntimeError) as error:
+            except Exception as error:  # whatever it is, there is another way to train
                 self._give_up(f"a step as tasks failed: {_first_line(error)}")
         return self._plan is not None
 
@@ -158,7 +173,9 @@ class TasksExecutor:
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(5, *shape, generator=generator).to(self.arithmetic.dtype)
         images = images.to(memory_format=self.arithmetic.memory_format)
-        batch = Batch(images, torch.zeros(5, dtype=torch.int64), torch.arange(5))
+        classes = plan.recording.shapes[plan.recording.logits][1]
+        labels = torch.arange(5) % classes  # unequal, so that samples cannot change places
+        batch = Batch(images, labels, torch.arange(5))
         twin = copy.deepcopy(self.model)
         optimizer = optim.SGD(twin.parameters())
         smoothing = self._label_smoothing
@@ -175,23 +192,25 @@ class TasksExecutor:
             [p.grad.flatten().double() for p in twin.parameters() if p.grad is not None]
         )
         tolerance = _TOLERANCE[self.arithmetic.precision]
-        if len(ours) != len(theirs) or (ours - theirs).norm() > tolerance * theirs.norm():
+        same = len(ours) == len(theirs) and (ours - theirs).norm() <= tolerance * theirs.norm()
+        if not same:
             raise CannotCaptureError("its gradients would differ from PyTorch's")
 
     def _give_up(self, why: str) -> None:
         self._why_not = why
         self._plan = None
         self._steps.clear()
+        self._bound.clear()
         self._tell(f"{why}; training goes on with the executor 'eager'")
 
     def _make_engine(self, program: Program) -> Engine:
         return PortableEngine(program) if self._portable else NativeEngine(program)
 
     def _grain_of(self, samples: int) -> Grain:
-        if self._grain is not None:
-            return self._grain
-        threads = torch.get_num_threads()
-        return Grain(max(threads, -(-samples // _SAMPLES_PER_GROUP)), threads)
+        grain = self._grain or Grain(0, torch.get_num_threads())
+        if grain.groups:
+            return grain
+        return replace(grain, groups=max(grain.threads, -(-samples // _SAMPLES_PER_GROUP)))
 
     # ------------------------------------------------------------ running
 
@@ -215,7 +234,7 @@ class TasksExecutor:
         """Write a program for a new batch size, measure it, and do its first step."""
         plan = self._plan
         assert plan is not None
-        changing = [*self.model.parameters(), *self.model.buffers(), *self._momentum().values()]
+        changing = self._changing()
         kept = [tensor.detach().clone() for tensor in changing]
         try:
             grain = self._grain_of(len(batch))
@@ -228,10 +247,14 @@ class TasksExecutor:
             step.measure(batch, keys)
             self._put_back(changing, kept)
             return step.run(batch, keys)
-        except (MemoryError, RuntimeError) as error:
+        except Exception as error:  # whatever it is, there is another way to train
             self._put_back(changing, kept)
             self._give_up(f"a step as tasks failed: {_first_line(error)}")
             return None
+
+    def _changing(self) -> list[Tensor]:
+        """Return all that a step changes."""
+        return [*self.model.parameters(), *self.model.buffers(), *self._momentum().values()]
 
     @torch.no_grad()
     def _put_back(self, changing: list[Tensor], kept: list[Tensor]) -> None:
@@ -240,7 +263,7 @@ class TasksExecutor:
 
     def _bind(self, key: tuple[int, bool]) -> None:
         """Hand over the tensors, unless they are the ones that the engine has."""
-        tensors = [*self.model.parameters(), *self._momentum().values()]
+        tensors = self._changing()
         addresses = tuple(tensor.data_ptr() for tensor in tensors)
         if self._bound.get(key) != addresses:
             self._steps[key].bind(self._tensors(self.model))

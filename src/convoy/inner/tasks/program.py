@@ -12,6 +12,7 @@ Whoever reads a value waits for its maker; whoever changes one in place waits fo
 it before. So a layer's update starts when its gradient is complete and its weights are free.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -215,7 +216,20 @@ class _Writer:
         ]
         writes = (*(out for out in outs if out is not None), *changed)
         self._program.instructions.append(
-            Instruction(op, args, kwargs or {}, outs, part, group, kind, layer, side, reads, writes)
+            Instruction(
+                op,
+                args,
+                kwargs or {},
+                outs,
+                part,
+                group,
+                kind,
+                layer,
+                side,
+                reads,
+                writes,
+                self._tile,
+            )
         )
 
     # ------------------------------------------------------------ large layers
@@ -428,7 +442,7 @@ def _pieces(length: int, count: int) -> list[tuple[int, int]]:
     """
     count = min(length, count)
     marks = [length * number // count for number in range(count + 1)]
-    return [(a, b - a) for a, b in zip(marks, marks[1:], strict=False)]
+    return [(a, b - a) for a, b in itertools.pairwise(marks)]
 
 
 def slots_in(item: Any) -> list[int]:

@@ -1,7 +1,11 @@
 """The tasks of a program: stretches of instructions, and who waits for whom."""
 
+import math
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from convoy.inner.tasks.decompose import Kind
 from convoy.inner.tasks.program import Instruction, Program
@@ -74,40 +78,59 @@ def dependencies(instructions: Sequence[Instruction]) -> list[set[int]]:
     """Return for each instruction those that must be done before it.
 
     A view is the same memory as what it was taken from: whoever changes that waits for those
-    that look through the view, too.
+    that look through the view, too. Who changes other rows of it waits for nobody.
     """
-    root: dict[int, int] = {}
     maker: dict[int, int] = {}  # of a place
-    writer: dict[int, int] = {}  # the last one that wrote to some memory
-    readers: dict[int, list[int]] = {}  # since then
+    where: dict[int, tuple[int, Rows]] = {}  # of a place: the memory, and which rows of it
+    writers: dict[int, list[tuple[Rows, int]]] = defaultdict(list)  # of some memory
+    readers: dict[int, list[tuple[Rows, int]]] = defaultdict(list)  # since it was written
     found: list[set[int]] = []
     for number, instruction in enumerate(instructions):
-        mine: set[int] = set()
-        for slot in instruction.reads:
-            memory = root.setdefault(slot, slot)
-            mine.update(
-                where[key] for where, key in ((maker, slot), (writer, memory)) if key in where
-            )
-        changed = [slot for slot in instruction.writes if slot in instruction.reads]
-        for slot in changed:
-            mine.update(readers.get(root[slot], ()))
-        for slot in instruction.reads:
-            readers.setdefault(root[slot], []).append(number)
-        for slot in changed:
-            writer[root[slot]] = number
-            readers[root[slot]] = []
-        for slot in instruction.outs:
-            if slot is not None:
-                maker[slot] = number
-                is_view = bool(instruction.reads) and _is_view(instruction)
-                root[slot] = root[instruction.reads[0]] if is_view else slot
+        mine = {maker[slot] for slot in instruction.reads if slot in maker}
+        looks = [where.setdefault(slot, (slot, _ALL)) for slot in instruction.reads]
+        changes = [where[slot] for slot in instruction.writes if slot in instruction.reads]
+        is_view = bool(looks) and _is_view(instruction)
+        for memory, rows in looks if not is_view else ():  # taking a view reads nothing
+            mine.update(_touching(writers[memory], rows))
+            readers[memory].append((rows, number))
+        for memory, rows in changes:
+            mine.update(_touching(readers[memory], rows))
+            for former in (readers, writers):
+                former[memory] = [pair for pair in former[memory] if not _covers(rows, pair[0])]
+            writers[memory].append((rows, number))
+        for out in instruction.outs:
+            if out is not None:
+                maker[out] = number
+                where[out] = _seen_through(instruction, looks[0]) if is_view else (out, _ALL)
         mine.discard(number)
         found.append(mine)
     return found
 
 
+Rows = tuple[int, float]  # from, to
+_ALL: Rows = (0, math.inf)
+
+
+def _touching(accesses: Sequence[tuple[Rows, int]], rows: Rows) -> list[int]:
+    return [number for other, number in accesses if other[0] < rows[1] and rows[0] < other[1]]
+
+
+def _covers(rows: Rows, other: Rows) -> bool:
+    return rows[0] <= other[0] and other[1] <= rows[1]
+
+
 def _is_view(instruction: Instruction) -> bool:
-    return any(result.alias_info is not None for result in instruction.op._schema.returns)
+    aliases = (result.alias_info for result in instruction.op._schema.returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _seen_through(view: Instruction, source: tuple[int, Rows]) -> tuple[int, Rows]:
+    """Return what a view shows: some rows where it says so, or else all that its source shows."""
+    memory, rows = source
+    if view.op is torch.ops.aten.narrow.default and rows == _ALL and view.args[1] == 0:
+        start, length = view.args[2:4]
+        return memory, (start, start + length)
+    return memory, rows
 
 
 class _Keys:
