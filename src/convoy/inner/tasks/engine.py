@@ -1,8 +1,12 @@
 """The compiled engine: built on first use, kept for the next time, and told what to run."""
 
+import contextlib
+import fcntl
 import functools
 import os
+import platform
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,22 +42,44 @@ def load_engine() -> None:
     Raises:
         NoEngineError: there is no compiler, or it failed.
     """
-    from torch.utils import cpp_extension
-
     # A ninja that came with the package lies beside the interpreter.
     beside = str(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), beside])
-    here = Path(__file__).parent
     try:
-        cpp_extension.load(
-            name=f"convoy_engine_{torch.__version__.split('+')[0].replace('.', '_')}",
-            sources=[str(here / name) for name in _SOURCES],
-            extra_cflags=list(_FLAGS),
-            is_python_module=False,
-        )
+        _build()
     except Exception as error:  # a tool chain may fail in any way
         text = str(error).strip().split("\n", 1)[0]
         raise NoEngineError(f"the task engine could not be compiled ({text})") from error
+
+
+def _build() -> None:
+    from torch.utils import cpp_extension
+
+    version = torch.__version__.split("+")[0].replace(".", "_")
+    name = f"convoy_engine_{version}_{_processor()}"
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    folder, here = Path(root, name), Path(__file__).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "convoy.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        # Torch's own lock outlives a process that is killed, and would be waited for without end.
+        (folder / "lock").unlink(missing_ok=True)
+        cpp_extension.load(
+            name=name,
+            sources=[str(here / source) for source in _SOURCES],
+            extra_cflags=list(_FLAGS),
+            build_directory=str(folder),
+            is_python_module=False,
+        )
+
+
+def _processor() -> str:
+    """Return a short name for what the processor can do: homes are shared by unlike machines."""
+    known = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        known += "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+    return f"{zlib.crc32(known.encode()):08x}"
 
 
 class NativeEngine:
@@ -124,7 +150,7 @@ def encode(instruction: Instruction) -> str:
     return " ".join(words)
 
 
-def _encode_value(value: Any, type_name: str) -> str:  # noqa: ANN401, C901 - an argument
+def _encode_value(value: Any, type_name: str) -> str:
     if value is None:
         return "n"
     if isinstance(value, Slot):
@@ -137,13 +163,13 @@ def _encode_value(value: Any, type_name: str) -> str:  # noqa: ANN401, C901 - an
         return f"{_LETTERS[type(value)]}{int(value) if value in (True, False) else value}"
     if isinstance(value, torch.device):
         return f"d{value}"
-    if isinstance(value, torch.dtype):
-        return f"i{_number_of_type(value)}"
-    if isinstance(value, torch.layout):
+    if value in _TYPES:
+        return f"i{_TYPES[value]}"
+    if value in _LAYOUTS:
         return f"i{_LAYOUTS[value]}"
-    if isinstance(value, torch.memory_format):
+    if value in _FORMATS:
         return f"i{_FORMATS[value]}"
-    raise NoEngineError(f"an argument of type {type(value).__name__} cannot be handed over")
+    raise NoEngineError(f"an argument cannot be handed over to the task engine ({value})")
 
 
 def _encode_list(values: list[Any], type_name: str) -> str:
@@ -158,23 +184,20 @@ def _encode_list(values: list[Any], type_name: str) -> str:
 
 
 # c10's numbers of these, which schemas pass as whole numbers.
-_TYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.complex32,
-    torch.complex64,
-    torch.complex128,
-    torch.bool,
-)
+_TYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex32: 8,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
 _LAYOUTS = {torch.strided: 0}
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2}
-
-
-def _number_of_type(dtype: torch.dtype) -> int:
-    return 15 if dtype == torch.bfloat16 else _TYPES.index(dtype)
