@@ -1,10 +1,10 @@
 """Put a job together: data, network, arithmetic and executor, as a config describes them."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from convoy.config import Config
@@ -14,10 +14,10 @@ from convoy.data.images import ImageSet, TrainTest
 from convoy.data.load import load_data
 from convoy.errors import ConfigError
 from convoy.inner.arithmetic import Arithmetic, choose_device, prepare_device
-from convoy.inner.executor import EXECUTORS, Executor
-from convoy.inner.optimizer import make_optimizer
-from convoy.inner.probe import choose_arithmetic
+from convoy.inner.executor import AUTO as AUTO_EXECUTOR
+from convoy.inner.executor import EXECUTORS, make_executor
 from convoy.inner.schedule import make_schedule
+from convoy.inner.way import Way, choose_way
 from convoy.models.zoo import adopt_model, build_model, check_model_name
 from convoy.monitor.events import EventStream, WarningEvent
 from convoy.outer.job import Job
@@ -41,7 +41,8 @@ def check_choices(config: Config, given: Given) -> None:
     """Refuse names and devices that do not exist here, before any work is done."""
     if config.strategy != AUTO:
         STRATEGIES.check(config.strategy)
-    EXECUTORS.check(config.executor)
+    if config.executor != AUTO_EXECUTOR:
+        EXECUTORS.check(config.executor)
     choose_device(config.device)
     if given.model is None:
         if config.model.startswith(IN_MEMORY):
@@ -72,9 +73,13 @@ def make_job(
     shape = data.train.shape_CHW
     augmentation = choose_augmentation(config, data.augment, shape)
     model = _make_model(config, data, given.model)
-    arithmetic, _ = choose_arithmetic(config, device, model, shape)
+    way = choose_way(config, device, model, shape, config.epochs * len(data.train))
+    config, arithmetic = _effective(config, way), way.arithmetic
+    if way.threads:
+        torch.set_num_threads(way.threads)
+    arithmetic.place(model)
     return Job(
-        config=_effective(config, arithmetic),
+        config=config,
         data=data,
         executor=make_executor(config, model, arithmetic, lambda why: _warn(events, why)),
         train=_make_batches(data.train, data, arithmetic),
@@ -86,16 +91,6 @@ def make_job(
         checkpoints=checkpoints,
         identity={"model": config.model, "data": data.digest, "seed": config.seed},
     )
-
-
-def make_executor(
-    config: Config, model: nn.Module, arithmetic: Arithmetic, tell: Callable[[str], None]
-) -> Executor:
-    """Place a network on its device and return the executor a config names for it."""
-    arithmetic.place(model)
-    make = EXECUTORS.get(config.executor)
-    optimizer = make_optimizer(model, config)
-    return make(model, optimizer, arithmetic, label_smoothing=config.label_smoothing, tell=tell)
 
 
 def _warn(events: EventStream, why: str) -> None:
@@ -120,12 +115,15 @@ def _make_batches(part: ImageSet, data: TrainTest, arithmetic: Arithmetic) -> Ba
     )
 
 
-def _effective(config: Config, arithmetic: Arithmetic) -> Config:
+def _effective(config: Config, way: Way) -> Config:
     """Return the config with what was chosen automatically, so that a resume chooses the same."""
     return config.replaced(
         {
-            "device": str(arithmetic.device),
-            "precision": arithmetic.precision,
-            "memory_format": arithmetic.layout,
+            "device": str(way.arithmetic.device),
+            "precision": way.arithmetic.precision,
+            "memory_format": way.arithmetic.layout,
+            "executor": way.executor,
+            "groups": way.groups,
+            "threads": way.threads or config.threads,
         }
     )

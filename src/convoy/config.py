@@ -74,7 +74,28 @@ class Config:
     model: str = option(
         "lenet5", "A network by name, or MODULE:CALLABLE that returns an nn.Module.", group="Model"
     )
-    executor: str = option("eager", "How a node computes a step.", group="Model")
+    executor: str = option(
+        "auto",
+        "How a node computes a step (auto: what a short probe finds fastest, on a long run).",
+        group="Model",
+    )
+    groups: int = option(
+        0,
+        "Groups of samples that the executor 'tasks' cuts a batch into (0: by batch and cores).",
+        group="Model",
+        at_least=0,
+        at_most=4096,
+    )
+    group_norms: Literal["batch", "group"] = option(
+        "batch",
+        "Batch-norm under 'tasks': statistics of the whole batch, or of each group of samples.",
+        group="Model",
+    )
+    priority: Literal["rank", "level"] = option(
+        "rank",
+        "Which ready task goes first under 'tasks': by the work still behind it, or by depth.",
+        group="Model",
+    )
 
     strategy: str = option(
         "auto",

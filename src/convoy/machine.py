@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
     return {
         "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -50,7 +50,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """Return what the processor is called."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

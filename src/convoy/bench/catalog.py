@@ -60,6 +60,10 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.gpu:bench_gpu",
             "a training step as one CUDA graph against eager PyTorch and torch.compile, on a GPU",
         ),
+        "inner": Entry(
+            "convoy.bench.inner:bench_inner",
+            "a CPU step as tasks against PyTorch, eager and compiled, at its best threads",
+        ),
         "service": Entry(
             "convoy.bench.service:bench_service",
             "an exchange with the parameter service against Ray's store, gloo and a socket",

@@ -12,7 +12,7 @@ from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.optimizer import make_optimizer
 
 UPDATES = ("fused update", "compiled update")
-_MODE = "reduce-overhead"  # captures CUDA graphs of what was compiled
+_CAPTURING = "reduce-overhead"  # captures CUDA graphs of what was compiled
 
 
 def compiled_step(
@@ -28,6 +28,7 @@ def compiled_step(
             compiled and captured too, with the rate in a tensor.
     """
     is_bf16 = way.precision == "bf16"
+    mode = _CAPTURING if way.device.type == "cuda" else None
 
     def loss_of(images_nchw: Tensor, labels: Tensor) -> Tensor:
         # Written out: a context that is made elsewhere could break the compiled graph in two.
@@ -35,7 +36,7 @@ def compiled_step(
             return functional.cross_entropy(model(images_nchw), labels)
 
     model.train()
-    forward = torch.compile(loss_of, mode=_MODE)
+    forward = torch.compile(loss_of, mode=mode)
     optimizer = make_optimizer(model, config)
     if update == UPDATES[0]:
         set_rate, move = _set_number(optimizer), optimizer.step
@@ -47,7 +48,7 @@ def compiled_step(
             nesterov=config.nesterov,
             weight_decay=config.weight_decay,
         )
-        set_rate, move = _fill_tensor(optimizer), torch.compile(optimizer.step, mode=_MODE)
+        set_rate, move = _fill_tensor(optimizer), torch.compile(optimizer.step, mode=mode)
 
     def step(batch: Batch, rate: float) -> None:
         torch.compiler.cudagraph_mark_step_begin()

@@ -1,31 +1,58 @@
 """A benchmark's rows as a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from convoy.bench.report import Report
+from convoy.bench.report import Report, Row
 from convoy.errors import StorageError
 
 
 def write_plot(report: Report, path: Path) -> None:
-    """Draw every row's median as a bar with its spread, a panel per task."""
+    """Draw every row's median with its spread, a panel per task: as bars, or as a curve."""
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(row.task for row in report.rows))
     counts = [sum(row.task == task for row in report.rows) for task in tasks]
-    heights = [0.9 + 0.26 * count for count in counts]
+    curves = {row.task for row in report.rows if row.x is not None}
+    heights = [
+        3.0 if task in curves else 0.9 + 0.26 * count
+        for task, count in zip(tasks, counts, strict=True)
+    ]
     figure = Figure(figsize=(8, 0.5 + sum(heights)), layout="constrained")
     panels = figure.subplots(len(tasks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for task, panel in zip(tasks, panels, strict=True):
         rows = [row for row in report.rows if row.task == task]
-        medians = [row.median for row in rows]
-        low = [row.median - min(row.values) for row in rows]
-        high = [max(row.values) - row.median for row in rows]
-        panel.barh([row.system for row in rows], medians, xerr=[low, high], color="#0072b2")
-        panel.invert_yaxis()
+        (_draw_curves if task in curves else _draw_bars)(panel, rows)
         panel.set_title(task, loc="left")
-        panel.set_xlabel(rows[0].unit)
     figure.suptitle(f"convoy bench {report.bench}")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} could not be written: {error}") from error
+
+
+def _draw_bars(panel: Any, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matplotlib has no types
+    medians, spreads = [row.median for row in rows], _spreads(rows)
+    panel.barh([row.system for row in rows], medians, xerr=spreads, color="#0072b2")
+    panel.invert_yaxis()
+    panel.set_xlabel(rows[0].unit)
+
+
+def _draw_curves(panel: Any, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matplotlib has no types
+    styles = zip(("#0072b2", "#d55e00", "#009e73"), ("o-", "s--", "^:"), strict=True)
+    for system, (color, style) in zip(
+        dict.fromkeys(row.system for row in rows), styles, strict=False
+    ):
+        mine = [row for row in rows if row.system == system]
+        x, y = [row.x for row in mine], [row.median for row in mine]
+        panel.errorbar(x, y, yerr=_spreads(mine), fmt=style, color=color, label=system, capsize=3)
+    panel.set_xlabel("threads")
+    panel.set_ylabel(rows[0].unit)
+    panel.set_ylim(bottom=0)
+    panel.legend()
+
+
+def _spreads(rows: Sequence[Row]) -> list[list[float]]:
+    low = [row.median - min(row.values) for row in rows]
+    return [low, [max(row.values) - row.median for row in rows]]

@@ -18,12 +18,14 @@ class Row:
         system: who did it.
         unit: of the values.
         values: one per repeat.
+        x: where it stands on a curve, if its task is one: the number of threads, say.
     """
 
     task: str
     system: str
     unit: str
     values: tuple[float, ...]
+    x: float | None = None
 
     @property
     def median(self) -> float:
@@ -46,6 +48,7 @@ class Row:
             "min": min(self.values),
             "max": max(self.values),
             "values": list(self.values),
+            **({} if self.x is None else {"x": self.x}),
         }
 
 

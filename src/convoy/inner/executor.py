@@ -13,14 +13,19 @@ A node that exchanges nothing asks for both at once, and an executor may weave t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn, optim
 
+from convoy.config import Config
 from convoy.data.batches import Batch
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.optimizer import make_optimizer
 from convoy.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from convoy.inner.tasks.step import Grain
 
 SUMS_KEPT = 256  # steps; memory for what nobody has read yet stays bounded
 
@@ -104,6 +109,7 @@ class ExecutorFactory(Protocol):
     """Makes an executor for a network that is already on its device.
 
     `tell` takes a sentence for the user: why an executor does not do what it was asked for.
+    `grain` is for executors that cut a step up.
     """
 
     def __call__(
@@ -114,11 +120,13 @@ class ExecutorFactory(Protocol):
         *,
         label_smoothing: float,
         tell: Callable[[str], None],
+        **more: Any,
     ) -> Executor:
         """Return the executor."""
         ...
 
 
+AUTO = "auto"
 EXECUTORS: Registry[ExecutorFactory] = Registry(
     "executor",
     {
@@ -133,3 +141,24 @@ EXECUTORS: Registry[ExecutorFactory] = Registry(
         ),
     },
 )
+
+
+def make_executor(
+    config: Config, model: nn.Module, arithmetic: Arithmetic, tell: Callable[[str], None]
+) -> Executor:
+    """Return the executor that a config names; where none was chosen yet, the plain one."""
+    name = "eager" if config.executor == AUTO else config.executor
+    more: dict[str, Any] = {"grain": grain_of(config)} if name == "tasks" else {}
+    make = EXECUTORS.get(name)
+    optimizer = make_optimizer(model, config)
+    smoothing = config.label_smoothing
+    return make(model, optimizer, arithmetic, label_smoothing=smoothing, tell=tell, **more)
+
+
+def grain_of(config: Config) -> "Grain | None":
+    """Return how a step is to be cut up; None: as the executor thinks best."""
+    from convoy.inner.tasks.step import Grain
+
+    if not config.groups and (config.group_norms, config.priority) == ("batch", "rank"):
+        return None
+    return Grain(config.groups, torch.get_num_threads(), config.group_norms, config.priority)

@@ -22,7 +22,6 @@ from torch import distributed, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from convoy.assembly import make_executor
 from convoy.bench.peers import Peer, Step, Task
 from convoy.bench.peers.alone import Loop, Samples, make_model
 from convoy.bench.peers.crew import Crew, Link, Slots
@@ -31,6 +30,7 @@ from convoy.data.augment import choose_augmentation
 from convoy.data.batches import Batches
 from convoy.data.load import load_data
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.executor import make_executor
 from convoy.inner.optimizer import make_optimizer
 from convoy.inner.schedule import make_schedule
 from convoy.launch.links import Links, enter_namespace

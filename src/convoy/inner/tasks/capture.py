@@ -296,7 +296,7 @@ class _Reader:
         if growing:
             self._found.batched[number] = growing[0]
 
-    def _merged(self, few: Any, more: Any) -> Any:  # noqa: ANN401 - an argument
+    def _merged(self, few: Any, more: Any) -> Any:
         """Return an argument with what grows with the samples made a `Size`."""
         if isinstance(few, fx.Node):
             return Ref(self._numbers[few.name])
@@ -330,7 +330,7 @@ def _layer_of(node: fx.Node) -> str:
     return names[-1] if names else ""
 
 
-def map_refs(item: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - an argument
+def map_refs(item: Any, function: Callable[[Any], Any]) -> Any:
     """Return an argument with its `Ref`s and `Size`s replaced."""
     if isinstance(item, (Ref, Size)):
         return function(item)

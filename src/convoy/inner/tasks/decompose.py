@@ -75,8 +75,9 @@ class All:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many numbers of a channel there are, samples times `places`: of each group as a list,
-    of all together, or of the group that asks.
+    """How many numbers of a channel there are: samples times `places`.
+
+    Of "each" group as a list, of "all" together, or of the group that asks for its "own".
     """
 
     places: int

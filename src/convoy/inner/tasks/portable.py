@@ -97,13 +97,13 @@ class PortableEngine:
                 self._values[slot] = None
         self._costs[index] = time.perf_counter() - started
 
-    def _keep(self, instruction: Instruction, given: Any) -> None:  # noqa: ANN401 - any result
+    def _keep(self, instruction: Instruction, given: Any) -> None:
         results = given if len(instruction.outs) > 1 else (given,)
         for slot, result in zip(instruction.outs, results, strict=False):
             if slot is not None:
                 self._values[slot] = result
 
-    def _filled(self, item: Any) -> Any:  # noqa: ANN401 - an argument
+    def _filled(self, item: Any) -> Any:
         if isinstance(item, Slot):
             return self._values[item.number]
         if isinstance(item, (list, tuple)):

@@ -52,7 +52,7 @@ class Grain:
     """How a step is cut up.
 
     Attributes:
-        groups: of samples.
+        groups: of samples; 0: as many as suit the batch.
         threads: that run the tasks.
         norms: batch-norm's statistics: of the whole batch, or of each group.
         priority: which of the ready tasks goes first.

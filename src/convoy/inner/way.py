@@ -1,0 +1,236 @@
+"""Find out by a short measurement how a node computes a step fastest, and remember it.
+
+First the plain executor with every precision and layout that the config leaves open; then, on a
+run that is long enough to pay for it, the executor that suits the device: `tasks` on a CPU, cut
+up in several ways, `graph` on a GPU. Another one must be faster than the plain one by 5 %.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from convoy import __version__
+from convoy.config import Config
+from convoy.data.cache import default_cache_dir
+from convoy.files import digest_of_text, write_atomically
+from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.executor import AUTO
+from convoy.inner.probe import (
+    MIN_GAIN,
+    candidate_arithmetics,
+    choose_arithmetic,
+    measure,
+    measure_executor,
+)
+from convoy.inner.tasks.executor import TasksExecutor
+from convoy.inner.tasks.step import Grain
+from convoy.machine import processor_name
+
+_LONG_RUN_S = {"cpu": 120.0, "cuda": 10.0}  # a shorter one is over before the probe has paid
+_GROUP_SIZES = (4, 8, 16, 32)  # samples; what suits a cache depends on the network
+_LARGEST_PROBE = 512  # samples of a step that is only measured
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a node computes steps.
+
+    Attributes:
+        executor: by its name.
+        arithmetic: device, precision and layout.
+        groups: of samples, for `tasks`; 0: the executor decides.
+        threads: on a CPU; 0: as many as there are.
+        samples_per_s: that it was measured at; 0: it was not measured.
+    """
+
+    executor: str
+    arithmetic: Arithmetic
+    groups: int = 0
+    threads: int = 0
+    samples_per_s: float = 0.0
+
+
+def choose_way(
+    config: Config,
+    device: torch.device,
+    model: nn.Module,
+    in_shape: tuple[int, int, int],
+    samples: int,
+    *,
+    remembered: bool = True,
+) -> Way:
+    """Return the fastest way among those that a config leaves open.
+
+    Args:
+        config: what was asked for.
+        device: where to compute.
+        model: what to train; it is not changed.
+        in_shape: channels, height and width of an image.
+        samples: that the whole run will train.
+        remembered: what was found before will do.
+    """
+    if config.executor != AUTO and (config.executor != "tasks" or config.groups):
+        arithmetic, _ = choose_arithmetic(config, device, model, in_shape)
+        return Way(config.executor, arithmetic, config.groups)
+    memory = _Memory(config, device, model, in_shape)
+    known = memory.recall() if remembered else None
+    if known is not None:
+        return known
+    way = _probe(config, device, model, in_shape, samples)
+    if way.samples_per_s:  # else nothing was tried that would be worth remembering
+        memory.keep(way)
+    return way
+
+
+def _probe(
+    config: Config,
+    device: torch.device,
+    model: nn.Module,
+    in_shape: tuple[int, int, int],
+    samples: int,
+) -> Way:
+    plain = config.replaced({"executor": "eager"})
+    arithmetic, _ = choose_arithmetic(plain, device, model, in_shape)
+    forced = config.executor != AUTO
+    if not forced and device.type == "cpu" and torch.get_num_threads() == 1:
+        return Way("eager", arithmetic)  # there is nothing to spread tasks over
+    size = min(config.batch, _LARGEST_PROBE)
+    speed = measure(plain, arithmetic, model, in_shape, size)
+    if not forced and samples / speed < _LONG_RUN_S[device.type]:
+        return Way("eager", arithmetic)
+    best = Way("eager", arithmetic, samples_per_s=0.0 if forced else speed)
+    others = _graphs if device.type == "cuda" else _tasks
+    for way in others(config, device, model, in_shape, size):
+        needed = 1.0 if best.executor == way.executor else MIN_GAIN
+        if way.samples_per_s > best.samples_per_s * needed:
+            best = way
+    if best.executor == "eager" and device.type == "cpu" and not config.threads:
+        best = _with_fewer_threads(plain, best, model, in_shape, size)
+    return best
+
+
+def _graphs(
+    config: Config,
+    device: torch.device,
+    model: nn.Module,
+    in_shape: tuple[int, int, int],
+    size: int,
+) -> Iterator[Way]:
+    tried = config.replaced({"executor": "graph"})
+    for arithmetic in candidate_arithmetics(config, device):
+        speed = measure(tried, arithmetic, model, in_shape, size)
+        yield Way("graph", arithmetic, samples_per_s=speed)
+
+
+def _tasks(
+    config: Config,
+    device: torch.device,
+    model: nn.Module,
+    in_shape: tuple[int, int, int],
+    size: int,
+) -> Iterator[Way]:
+    """Yield what each cut gives; a network is recorded once for each arithmetic."""
+    candidates = candidate_arithmetics(config, device)
+    # Groups of samples are small, and small batches are faster with channels last.
+    better = [a for a in candidates if a.layout == "channels_last"] or candidates
+    everything = torch.get_num_threads()
+    counts = {everything} if config.threads else {everything, max(1, everything // 2)}
+    for arithmetic in better:
+        replica = arithmetic.place(copy.deepcopy(model))
+        executor = TasksExecutor(
+            replica,
+            optim.SGD(replica.parameters(), momentum=config.momentum, fused=True),
+            arithmetic,
+            label_smoothing=config.label_smoothing,
+        )
+        for threads, groups in candidate_grains(size, sorted(counts, reverse=True)):
+            executor.use(Grain(groups, threads, config.group_norms, config.priority))
+            speed = measure_executor(executor, in_shape, size)
+            if executor.why_not is not None:
+                return
+            yield Way("tasks", arithmetic, groups, threads, speed)
+
+
+def candidate_grains(size: int, thread_counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return threads and groups that are worth a try for steps of some samples.
+
+    >>> candidate_grains(128, [16, 8])
+    [(16, 16), (16, 32), (8, 8)]
+    """
+    most = thread_counts[0]
+    counts = {most, *(-(-size // samples) for samples in _GROUP_SIZES)}
+    found = [(most, count) for count in sorted(counts) if most <= count <= max(1, size // 2)]
+    return [*found, *((threads, threads) for threads in thread_counts[1:] if threads > 1)]
+
+
+def _with_fewer_threads(
+    config: Config, way: Way, model: nn.Module, in_shape: tuple[int, int, int], size: int
+) -> Way:
+    """Try the plain executor with half the threads: small networks do not use all of them."""
+    everything = torch.get_num_threads()
+    torch.set_num_threads(max(1, everything // 2))
+    try:
+        speed = measure(config, way.arithmetic, model, in_shape, size)
+    finally:
+        torch.set_num_threads(everything)
+    if speed <= way.samples_per_s * MIN_GAIN:
+        return way
+    return replace(way, threads=max(1, everything // 2), samples_per_s=speed)
+
+
+class _Memory:
+    """What was found for this machine and network before, on disk."""
+
+    def __init__(
+        self, config: Config, device: torch.device, model: nn.Module, in_shape: tuple[int, ...]
+    ) -> None:
+        self._device = device
+        processor = (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+        )
+        facts: list[Any] = [
+            __version__,
+            torch.__version__,
+            processor,
+            torch.get_num_threads(),
+            in_shape,
+            str(model),
+            *(
+                getattr(config, name)
+                for name in ("batch", "executor", "precision", "memory_format")
+            ),
+            *(config.group_norms, config.priority),
+        ]
+        name = digest_of_text(json.dumps(facts, default=str))[:32]
+        self._path = default_cache_dir() / "ways" / f"{name}.json"
+
+    def recall(self) -> Way | None:
+        """Return what was found, unless the file is gone or not ours."""
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            arithmetic = Arithmetic(self._device, found["precision"], found["layout"])
+            del found["precision"], found["layout"]
+            return Way(arithmetic=arithmetic, **found)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, way: Way) -> None:
+        """Write down what was found; a disk that refuses it costs the next run a probe."""
+        found = {
+            "executor": way.executor,
+            "precision": way.arithmetic.precision,
+            "layout": way.arithmetic.layout,
+            "groups": way.groups,
+            "threads": way.threads,
+            "samples_per_s": way.samples_per_s,
+        }
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps(found))
+        except OSError:
+            return
