@@ -23,6 +23,9 @@ settings.load_profile("convoy")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep decoded images of the tests out of the user's cache."""
     former = os.environ.get("XDG_CACHE_HOME")
+    # What is compiled once is good for all: half a minute would be too much for every session.
+    compiled = Path(former or Path.home() / ".cache", "torch_extensions")
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(compiled))
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     yield
     if former is None:

@@ -60,6 +60,10 @@ _LINEAR = frozenset(
         _aten.detach.default,
         _aten.clone.default,
         _aten.neg.default,
+        _aten.mul.Scalar,  # by a number: smoothed labels
+        _aten.mul.Tensor,
+        _aten.div.Scalar,
+        _aten.div.Tensor,
     }
 )
 _NORM_FORWARD = frozenset({_aten.native_batch_norm.default})
@@ -273,7 +277,7 @@ class _Lowering:
             dy, y = (Ref(value) for value in self._behind[dy.value])
         dx, d_weight, d_bias = operation.outs
         parts, sums = self._new(), self._new()
-        like = weight if weight is not None else x
+        like = weight if weight is not None else total  # not x: all groups' sums are added once
         count = Counts(self._places(x.value), "all" if self._exact else "own")
         those = [All(parts) if self._exact else Ref(parts)]
         self._done += [

@@ -294,4 +294,9 @@ class TasksExecutor:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    text = str(error).strip().split("\n", 1)[0]
+    return (
+        text
+        if text and isinstance(error, RuntimeError)
+        else f"{type(error).__name__} {text}".strip()
+    )
