@@ -5,6 +5,7 @@ The deepest ResNets do two steps instead of ten: each takes many seconds to be r
 
 import copy
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -189,7 +190,7 @@ def test_how_a_step_is_cut_up_is_chosen_by_default() -> None:
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     ],
 )
-def test_ways_to_update_and_smoothed_labels(smoothing: float, options: dict[str, float]) -> None:
+def test_ways_to_update_and_smoothed_labels(smoothing: float, options: dict[str, Any]) -> None:
     twins = make_twins(chain(dropout=True), Grain(3, 2), smoothing=smoothing, **options)
     for number, rate in enumerate((0.1, 0.05, 0.2, 0.0, 0.1)):
         twins.step(make_batch(number, 11), rate)

@@ -175,7 +175,8 @@ def test_weights_move_after_everyone_has_read_them(program: Program) -> None:
     weights = [slot for slot, name in names.items() if name.startswith("p:")]
     assert set(moves) == set(weights)
     for slot, move in moves.items():
-        needed, ahead = set(), [move]
+        needed: set[int] = set()
+        ahead = [move]
         while ahead:
             for other in before[ahead.pop()] - needed:
                 needed.add(other)
