@@ -5,6 +5,7 @@ The deepest ResNets do two steps instead of ten: each takes many seconds to be r
 
 import copy
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -165,6 +166,16 @@ def test_any_size_of_batch(count: int) -> None:
     assert twins.told == []
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_an_empty_batch(norm: bool) -> None:
+    twins = make_twins(chain(norm=norm))
+    for number, count in enumerate((6, 0, 6, 0)):
+        for executor in (twins.plain, twins.tasks):
+            executor.step(make_batch(number, count), 6, 0.1)
+    twins.assert_equal()
+    assert twins.told == []
+
+
 def test_a_short_last_batch() -> None:
     twins = make_twins(inception(), Grain(3, 2))
     for number in range(9):
@@ -220,6 +231,45 @@ def test_bf16_comes_close(layout: str) -> None:
     ours, plain = _numbers(twins.tasks.model), _numbers(twins.plain.model)
     assert (ours - plain).norm() <= 0.01 * plain.norm()
     assert all(p.dtype == torch.float32 for p in twins.tasks.model.parameters())
+    assert twins.told == []
+
+
+class Shortcut(nn.Module):
+    """Adds something to what a norm gives, before or after a rectifier."""
+
+    def __init__(self, add: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.last, self.add = nn.Linear(192, CLASSES), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.add(self.norm(self.conv(x)), x).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])  # in which a shortcut is not rounded
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda y, x: torch.relu(y + x),
+        lambda y, x: torch.relu(x + y),
+        lambda y, x: torch.relu(y + y),
+        lambda y, x: torch.relu(y + x) + y,
+        lambda y, x: torch.relu(y + x[:, :1]),
+        lambda y, x: torch.relu(torch.add(y, x, alpha=2)),
+        lambda y, x: torch.relu(y + 1) * x,
+        lambda y, x: torch.relu(y) + y.tanh(),
+        lambda y, x: torch.relu(torch.relu(y) + x),
+    ],
+)
+def test_shortcuts_of_all_kinds(add: Callable[[Tensor, Tensor], Tensor], precision: str) -> None:
+    torch.manual_seed(0)
+    tolerance = 1e-10 if precision == "fp64" else 0.1
+    twins = make_twins(Shortcut(add), precision=precision, tolerance=tolerance)
+    for number in range(3):
+        twins.step(make_batch(number, 9, dtype=twins.plain.arithmetic.dtype), 0.01)
+    if precision == "fp64":
+        twins.assert_equal()
     assert twins.told == []
 
 

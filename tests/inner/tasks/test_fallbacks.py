@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convoy.data.batches import Batch
 from convoy.inner.tasks import executor as module
 from convoy.inner.tasks.engine import NativeEngine, NoEngineError
 from convoy.inner.tasks.portable import PortableEngine
@@ -159,6 +161,26 @@ def test_a_network_that_fails_fails_as_with_eager() -> None:
     assert len(twins.told) == 1
 
 
+def test_statistics_of_a_single_number_are_refused_as_with_eager() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+    twins = make_twins(model)
+    twins.step(make_batch(0))
+    for executor in (twins.plain, twins.tasks):
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+            executor.step(make_batch(1, 1), 1, 0.1)
+
+
+def test_dropout_without_keys_draws_anew_as_with_eager() -> None:
+    twins = make_twins(chain(dropout=True))
+    batch = make_batch(0)
+    batch = Batch(batch.images_NCHW, batch.labels)
+    for number in range(3):
+        torch.manual_seed(number)
+        theirs = twins.plain.step(batch, 10, 0.1).loss
+        torch.manual_seed(number)
+        assert torch.equal(twins.tasks.step(batch, 10, 0.1).loss, theirs)
+
+
 # ---------------------------------------------------------------- no compiler
 
 
@@ -181,7 +203,7 @@ def test_without_a_compiler_tasks_run_one_after_the_other(monkeypatch: pytest.Mo
     assert isinstance(step._engine, PortableEngine)
 
 
-def test_a_compiler_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_compiler_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from torch.utils import cpp_extension
 
     from convoy.inner.tasks import engine
@@ -198,6 +220,26 @@ def test_a_compiler_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_p
     finally:
         monkeypatch.undo()
         engine.load_engine.cache_clear()
+
+
+def test_a_lock_of_a_process_that_was_killed_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from torch.utils import cpp_extension
+
+    from convoy.inner.tasks import engine
+
+    seen: list[bool] = []
+
+    def load(build_directory: str, **options: Any) -> None:
+        seen.append(Path(build_directory, "lock").exists())
+        Path(build_directory, "lock").touch()  # and is killed
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(cpp_extension, "load", load)
+    engine._build()
+    engine._build()
+    assert seen == [False, False]
 
 
 def test_what_the_engine_cannot_take_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

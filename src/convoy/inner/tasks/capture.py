@@ -78,7 +78,7 @@ class Recording:
         new_buffers: what becomes of each buffer.
         loss, logits: the sum of losses, and what the network said.
         batched: for each value that holds samples, the dimension that counts them.
-        shapes: of each value, for two samples.
+        shapes, types: of each value, for two samples.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -94,6 +94,7 @@ class Recording:
     logits: int = -1
     batched: dict[int, int] = field(default_factory=dict)
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    types: dict[int, torch.dtype] = field(default_factory=dict)
     num_values: int = 0
 
 
@@ -288,6 +289,7 @@ class _Reader:
     def _note_shape(self, number: int, node: fx.Node, other: fx.Node) -> None:
         few, more = (tuple(n.meta["tensor_meta"].shape) for n in (node, other))
         self._found.shapes[number] = few
+        self._found.types[number] = node.meta["tensor_meta"].dtype
         if len(few) != len(more):
             raise CannotCaptureError("the shape of its values changes with the samples")
         growing = [d for d, (a, b) in enumerate(zip(few, more, strict=True)) if a != b]

@@ -220,6 +220,7 @@ class _Lowering:
                 if (
                     isinstance(norm, Ref)
                     and isinstance(other, Ref)
+                    and norm != other
                     and self._is_free(norm, made_by)
                 ):
                     self._rectified[norm.value] = after
@@ -230,13 +231,16 @@ class _Lowering:
     def _is_free(self, value: Ref, made_by: dict[int, Operation]) -> bool:
         """Tell whether a value is what a norm gives, asked for once, and not yet taken."""
         maker = made_by.get(value.value)
-        shapes = self._recording.shapes
+
+        def alike(item: Ref) -> tuple[object, ...]:
+            return self._recording.shapes[item.value], self._recording.types[item.value]
+
         return (
             maker is not None
             and maker.op in _NORM_FORWARD
             and len(self._users[value.value]) == 1
             and value.value not in self._rectified
-            and all(shapes[a.value] == shapes[value.value] for a in refs_of_sum(self._users, value))
+            and all(alike(a) == alike(value) for a in refs_of_sum(self._users, value))
         )
 
     def _norm_forward(self, operation: Operation) -> None:

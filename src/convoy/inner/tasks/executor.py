@@ -17,7 +17,7 @@ from convoy.errors import ConvoyError
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.eager import EagerExecutor
 from convoy.inner.executor import Sums
-from convoy.inner.tasks.capture import CannotCaptureError, capture
+from convoy.inner.tasks.capture import CannotCaptureError, Recording, capture, refs_in
 from convoy.inner.tasks.decompose import Plan, decompose
 from convoy.inner.tasks.engine import NativeEngine, NoEngineError, load_engine
 from convoy.inner.tasks.portable import PortableEngine
@@ -63,6 +63,7 @@ class TasksExecutor:
         self._portable = portable
         self._plan: Plan | None = None
         self._why_not: str | None = None
+        self._is_keyed = False  # whether samples' keys are asked for
         self._steps: OrderedDict[tuple[int, bool], Step] = OrderedDict()
         self._bound: dict[tuple[int, bool], tuple[int, ...]] = {}
         self._gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
@@ -145,53 +146,59 @@ class TasksExecutor:
                 self._give_up(f"this network cannot be run as tasks: {error}")
             except Exception as error:  # whatever it is, there is another way to train
                 self._give_up(f"a step as tasks failed: {_first_line(error)}")
-        return self._plan is not None
+        # Without keys, dropout draws anew each time, as a recorded step cannot.
+        recorded = self._plan is not None and (batch.keys is not None or not self._is_keyed)
+        return recorded and len(batch) > 0
 
     def _prepare(self, batch: Batch) -> None:
-        shape = tuple(batch.images_NCHW.shape[1:])
-        recording = capture(
-            self.model,
-            self.arithmetic,
-            shape,  # type: ignore[arg-type]
-            label_smoothing=self._label_smoothing,
-        )
+        _, *rest = batch.images_NCHW.shape
+        channels, height, width = rest
+        shape = (channels, height, width)
+        smoothing = self._label_smoothing
+        recording = capture(self.model, self.arithmetic, shape, label_smoothing=smoothing)
         if not self._portable:
             try:
                 load_engine()
             except NoEngineError as error:
                 self._portable = True
                 self._tell(f"{error}: tasks run one after the other, which is no faster than eager")
-        self._check(decompose(copy.deepcopy(recording)), shape)
+        self._is_keyed = any(recording.keys in refs_in(call) for call in recording.operations)
+        self._check(recording, shape)
         self._plan = decompose(recording, norms=self._grain_of(1).norms)
 
-    def _check(self, plan: Plan, shape: tuple[int, ...]) -> None:
+    def _check(self, recording: Recording, shape: tuple[int, int, int]) -> None:
         """Compare with plain PyTorch on a few samples in two groups.
+
+        With bf16, rounding would hide a mistake: then the same network is compared as doubles.
 
         Raises:
             CannotCaptureError: the tasks give other gradients.
         """
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randn(5, *shape, generator=generator).to(self.arithmetic.dtype)
-        images = images.to(memory_format=self.arithmetic.memory_format)
-        classes = plan.recording.shapes[plan.recording.logits][1]
-        labels = torch.arange(5) % classes  # unequal, so that samples cannot change places
-        batch = Batch(images, labels, torch.arange(5))
-        twin = copy.deepcopy(self.model)
-        optimizer = optim.SGD(twin.parameters())
-        smoothing = self._label_smoothing
-        EagerExecutor(twin, optimizer, self.arithmetic, label_smoothing=smoothing).gradients(
-            batch, 5
+        way, smoothing = self.arithmetic, self._label_smoothing
+        model = copy.deepcopy(self.model)
+        if way.precision == "bf16":
+            way = replace(way, precision="fp64")
+            way.place(model)
+            recording = capture(model, way, shape, label_smoothing=smoothing)
+        plan = decompose(copy.deepcopy(recording))
+        twin = copy.deepcopy(model)
+        twin_executor = EagerExecutor(
+            twin, optim.SGD(twin.parameters()), way, label_smoothing=smoothing
         )
-        self._scale.fill_(1 / 5)
-        trial = Step(plan, 5, Grain(2, 1), None, self._make_engine)
-        other = copy.deepcopy(self.model)  # its statistics move
-        trial.bind(self._tensors(other))
-        trial.run(batch, torch.arange(5))
-        ours = torch.cat([g.flatten().double() for g in self._gradients.values()])
+        batch = _few_samples(way, shape, plan.recording.shapes[plan.recording.logits][1])
+        twin_executor.gradients(batch, len(batch))
+        trial = Step(plan, len(batch), Grain(2, 1), None, self._make_engine)
+        gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+        scale = torch.tensor(1 / len(batch), dtype=way.dtype)
+        loss = torch.zeros((), dtype=way.dtype)
+        trial.bind(_named(model, gradients) | {"scale": scale, "loss": loss})
+        assert batch.keys is not None
+        trial.run(batch, batch.keys)
+        ours = torch.cat([g.flatten().double() for g in gradients.values()])
         theirs = torch.cat(
             [p.grad.flatten().double() for p in twin.parameters() if p.grad is not None]
         )
-        tolerance = _TOLERANCE[self.arithmetic.precision]
+        tolerance = _TOLERANCE[way.precision]
         same = len(ours) == len(theirs) and (ours - theirs).norm() <= tolerance * theirs.norm()
         if not same:
             raise CannotCaptureError("its gradients would differ from PyTorch's")
@@ -271,9 +278,7 @@ class TasksExecutor:
 
     def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
         found = {"scale": self._scale, "loss": self._loss, "rate": self._rate}
-        found |= {f"p:{name}": p.detach() for name, p in model.named_parameters()}
-        found |= {f"b:{name}": b for name, b in model.named_buffers()}
-        found |= {f"g:{name}": g for name, g in self._gradients.items()}
+        found |= _named(model, self._gradients)
         found |= {f"m:{name}": m for name, m in self._momentum().items()}
         return found
 
@@ -291,6 +296,21 @@ class TasksExecutor:
     def _sgd(self) -> Sgd:
         group = self.optimizer.param_groups[0]
         return Sgd(group["momentum"], group["nesterov"], group["weight_decay"])
+
+
+def _few_samples(way: Arithmetic, shape: tuple[int, int, int], classes: int) -> Batch:
+    """Return five random samples; their labels differ, so that none can pass for another."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(5, *shape, generator=generator).to(way.dtype)
+    images = images.to(memory_format=way.memory_format)
+    return Batch(images, torch.arange(5) % classes, torch.arange(5))
+
+
+def _named(model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a network's tensors by the names of their places in a program."""
+    found = {f"p:{name}": p.detach() for name, p in model.named_parameters()}
+    found |= {f"b:{name}": b for name, b in model.named_buffers()}
+    return found | {f"g:{name}": g for name, g in gradients.items()}
 
 
 def _first_line(error: BaseException) -> str:

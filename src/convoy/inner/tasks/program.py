@@ -184,6 +184,8 @@ class _Writer:
         """Return an argument with places for values and numbers for sizes."""
         if isinstance(item, Counts):
             counts = [size * item.places for size in self._sizes]
+            if sum(counts) == 1:  # as torch says it
+                raise ValueError("Expected more than 1 value per channel when training")
             return {"each": counts, "all": sum(counts), "own": counts[group]}[item.of]
         if isinstance(item, list) and item and isinstance(item[0], All):
             return [Slot(self._slots[item[0].value, g]) for g in range(len(self._sizes))]
