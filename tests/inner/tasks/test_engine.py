@@ -245,6 +245,27 @@ def test_an_unknown_operation_is_named() -> None:
         NativeEngine(_program(call, result=1))
 
 
+@torch.library.custom_op("convoy_tests::tripled", mutates_args=())
+def _tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_operations_written_in_python_do_not_wait_for_each_other(
+    make: Make, num_threads: int
+) -> None:
+    op = torch.ops.convoy_tests.tripled.default
+    calls = [_call(op, Slot(0), outs=(n,), group=n) for n in range(1, 7)]
+    calls.append(_call(_aten.cat.default, [Slot(n) for n in range(1, 7)], outs=(9,), group=-1))
+    engine = _engine(make, _program(*calls, result=9))
+    engine.set(0, torch.ones(2))
+    with threads(num_threads):
+        for _ in range(20):
+            engine.run(num_threads)
+    assert torch.equal(engine.get(9), torch.full((12,), 3.0))
+
+
 # ---------------------------------------------------------------- processes of their own
 
 _SCRIPT = """
