@@ -47,6 +47,7 @@ def _draw_curves(panel: Any, rows: Sequence[Row]) -> None:  # noqa: ANN401 - mat
         mine = [row for row in rows if row.system == system]
         x, y = [row.x for row in mine], [row.median for row in mine]
         panel.errorbar(x, y, yerr=_spreads(mine), fmt=style, color=color, label=system, capsize=3)
+    panel.set_xticks(sorted({row.x for row in rows if row.x is not None}))
     panel.set_xlabel("threads")
     panel.set_ylabel(rows[0].unit)
     panel.set_ylim(bottom=0)

@@ -14,7 +14,7 @@ from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.executor import Executor, make_executor
 
 _BUDGET_S = 0.5  # for each candidate, after its warm-up
-MIN_GAIN = 1.05  # less is within the noise of so short a measurement
+_MIN_GAIN = 1.05  # less is within the noise of so short a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def choose_arithmetic(
     measured = [Measured(c, measure(config, c, model, in_shape, size)) for c in candidates]
     best = measured[0]
     for other in measured[1:]:
-        if other.samples_per_s > best.samples_per_s * MIN_GAIN:
+        if other.samples_per_s > best.samples_per_s * _MIN_GAIN:
             best = other
     return best.arithmetic, measured
 
