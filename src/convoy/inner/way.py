@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from convoy import __version__
 from convoy.config import Config
 from convoy.data.cache import default_cache_dir
 from convoy.files import digest_of_text, write_atomically
@@ -29,7 +28,7 @@ from convoy.inner.probe import (
 )
 from convoy.inner.tasks.executor import TasksExecutor
 from convoy.inner.tasks.step import Grain
-from convoy.machine import processor_name
+from convoy.machine import processor_name, versions
 
 _LONG_RUN_S = {"cpu": 120.0, "cuda": 10.0}  # a shorter one is over before the probe has paid
 _GROUP_SIZES = (4, 8, 16, 32)  # samples; what suits a cache depends on the network
@@ -202,8 +201,7 @@ class _Memory:
             torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
         )
         facts: list[Any] = [
-            __version__,
-            torch.__version__,
+            sorted(versions().items()),
             processor,
             torch.get_num_threads(),
             in_shape,

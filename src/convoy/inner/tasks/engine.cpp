@@ -355,7 +355,7 @@ class Engine : public torch::CustomClassHolder {
     std::vector<Entry>* best = &queues_[thread];
     for (auto& queue : queues_) {
       if (queue.empty()) continue;
-      if (best->empty() || queue.front().first > best->front().first * kOwn) best = &queue;
+      if (best->empty() || queue.front().first > best->front().first * kPreferred) best = &queue;
     }
     if (best->empty()) return -1;
     std::pop_heap(best->begin(), best->end());
@@ -415,7 +415,7 @@ class Engine : public torch::CustomClassHolder {
 #endif
   }
 
-  static constexpr double kOwn = 1.0 + 1e-9;
+  static constexpr double kPreferred = 1.0 + 1e-9;
   static constexpr int kSpins = 2000;  // some tens of microseconds, as long as a short task
 
   std::vector<Value> values_;
