@@ -281,7 +281,7 @@ def test_shortcuts_of_all_kinds(add: Callable[[Tensor, Tensor], Tensor], precisi
 def test_large_layers_are_cut_by_neurons(
     groups: int, portable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("convoy.inner.tasks.decompose.WIDE", 500)
+    monkeypatch.setattr("convoy.inner.tasks.wide.WIDE", 500)
     monkeypatch.setattr("convoy.inner.tasks.program._TILE", 300)
     monkeypatch.setattr("convoy.inner.tasks.program._SLICE", 100)
     monkeypatch.setattr("convoy.inner.tasks.program._BUCKET", 50)

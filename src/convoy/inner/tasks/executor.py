@@ -18,8 +18,9 @@ from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.eager import EagerExecutor
 from convoy.inner.executor import Sums
 from convoy.inner.tasks.capture import CannotCaptureError, Recording, capture, refs_in
-from convoy.inner.tasks.decompose import Plan, decompose
+from convoy.inner.tasks.decompose import decompose
 from convoy.inner.tasks.engine import NativeEngine, NoEngineError, load_engine
+from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.portable import PortableEngine
 from convoy.inner.tasks.program import Program, Sgd
 from convoy.inner.tasks.step import Engine, Grain, Step

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from convoy.inner.tasks.capture import Operation, Ref, Size
-from convoy.inner.tasks.decompose import All, Counts, Kind, Part, Plan
+from convoy.inner.tasks.lowering import All, Counts
 from convoy.inner.tasks.norms import OPS
+from convoy.inner.tasks.plan import Kind, Part, Plan
 
 _aten = torch.ops.aten
 _BUCKET = 1 << 14  # weights that are at least updated together

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convoy.data.batches import Batch
-from convoy.inner.tasks.decompose import Plan
+from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.priorities import Kind, order_of, reversed_edges
 from convoy.inner.tasks.program import Instruction, Program, Sgd, write_program
 from convoy.inner.tasks.tasks import Task, form_tasks

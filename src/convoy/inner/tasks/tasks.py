@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from convoy.inner.tasks.decompose import Kind
+from convoy.inner.tasks.plan import Kind
 from convoy.inner.tasks.program import Instruction, Program
 
 
