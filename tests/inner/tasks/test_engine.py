@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from convoy.inner.tasks.engine import NativeEngine, NoEngineError, encode
+from convoy.inner.tasks.instructions import Instruction, Program, Slot, slots_in
 from convoy.inner.tasks.portable import PortableEngine
-from convoy.inner.tasks.program import Instruction, Program, Slot, slots_in
 from convoy.inner.tasks.step import Engine, Grain
 from convoy.inner.tasks.tasks import form_tasks
 from tests.inner.tasks.nets import chain, inception, make_batch, make_twins, threads

@@ -10,8 +10,9 @@ from torch import nn
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.tasks.capture import capture
 from convoy.inner.tasks.decompose import decompose
+from convoy.inner.tasks.instructions import Instruction, Program, Sgd, Slot, slots_in
 from convoy.inner.tasks.priorities import reversed_edges, runnable_order
-from convoy.inner.tasks.program import Instruction, Program, Sgd, Slot, slots_in, write_program
+from convoy.inner.tasks.program import write_program
 from convoy.inner.tasks.tasks import dependencies, form_tasks
 from tests.inner.tasks.nets import SHAPE, chain, hourglass, inception
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convoy.inner.tasks.program import Instruction, Program, Slot
+from convoy.inner.tasks.instructions import Instruction, Program, Slot
 from convoy.inner.tasks.tasks import Task
 
 _SOURCES = ("engine.cpp", "norms.cpp")

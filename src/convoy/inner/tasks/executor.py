@@ -20,9 +20,9 @@ from convoy.inner.executor import Sums
 from convoy.inner.tasks.capture import CannotCaptureError, Recording, capture, refs_in
 from convoy.inner.tasks.decompose import decompose
 from convoy.inner.tasks.engine import NativeEngine, NoEngineError, load_engine
+from convoy.inner.tasks.instructions import Program, Sgd
 from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.portable import PortableEngine
-from convoy.inner.tasks.program import Program, Sgd
 from convoy.inner.tasks.step import Engine, Grain, Step
 from convoy.inner.tasks.timeline import Timeline
 

@@ -14,12 +14,12 @@ it before. So a layer's update starts when its gradient is complete and its weig
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from convoy.inner.tasks.capture import Operation, Ref, Size
+from convoy.inner.tasks.instructions import Instruction, Program, Sgd, Slot, slots_in
 from convoy.inner.tasks.lowering import All, Counts
 from convoy.inner.tasks.norms import OPS
 from convoy.inner.tasks.plan import Kind, Part, Plan
@@ -28,65 +28,6 @@ _aten = torch.ops.aten
 _BUCKET = 1 << 14  # weights that are at least updated together
 _SLICE = 1 << 18  # weights that are at most updated by one task
 _TILE = 1 << 19  # weights of a large layer that one task works with
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A place for a tensor."""
-
-    number: int
-
-
-@dataclass(eq=False, slots=True)
-class Instruction:
-    """A call with everything settled but the tensors.
-
-    Attributes:
-        part: the number of the plan's part it comes from: what is alike costs alike.
-        group: the samples it works on; -1: all, or none.
-        reads, writes: places; what it changes in place is in both.
-        tile: instructions of one tile of a large layer make one task; -1: it is of none.
-    """
-
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outs: tuple[int | None, ...]
-    part: int
-    group: int
-    kind: Kind
-    layer: str
-    side: bool = False
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
-    tile: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Sgd:
-    """How weights are moved."""
-
-    momentum: float
-    nesterov: bool
-    weight_decay: float
-
-
-@dataclass(eq=False, slots=True)
-class Program:
-    """Instructions, and the places of what goes in and comes out.
-
-    Attributes:
-        inputs: places by name: "images", "labels", "keys", "scale", "rate", each parameter as
-            "p:NAME", its gradient as "g:NAME", its momentum as "m:NAME", each buffer as "b:NAME".
-        loss, logits: places of the results.
-    """
-
-    sizes: tuple[int, ...]
-    instructions: list[Instruction] = field(default_factory=list)
-    inputs: dict[str, int] = field(default_factory=dict)
-    loss: int = -1
-    logits: int = -1
-    num_slots: int = 0
 
 
 def write_program(plan: Plan, sizes: Sequence[int], sgd: Sgd | None) -> Program:
@@ -446,12 +387,3 @@ def _pieces(length: int, count: int) -> list[tuple[int, int]]:
     count = min(length, count)
     marks = [length * number // count for number in range(count + 1)]
     return [(a, b - a) for a, b in itertools.pairwise(marks)]
-
-
-def slots_in(item: Any) -> list[int]:
-    """Return the places named in an argument."""
-    if isinstance(item, Slot):
-        return [item.number]
-    if isinstance(item, (list, tuple)):
-        return [number for part in item for number in slots_in(part)]
-    return []

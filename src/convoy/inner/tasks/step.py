@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from convoy.data.batches import Batch
+from convoy.inner.tasks.instructions import Instruction, Program, Sgd
 from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.priorities import Kind, order_of, reversed_edges
-from convoy.inner.tasks.program import Instruction, Program, Sgd, write_program
+from convoy.inner.tasks.program import write_program
 from convoy.inner.tasks.tasks import Task, form_tasks
 from convoy.inner.tasks.timeline import Span, Timeline
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from convoy.inner.tasks.instructions import Instruction, Program
 from convoy.inner.tasks.plan import Kind
-from convoy.inner.tasks.program import Instruction, Program
 
 
 @dataclass(eq=False, slots=True)
