@@ -11,6 +11,7 @@ from convoy.config import Config
 from convoy.data.batches import Batch
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.eager import EagerExecutor
+from convoy.inner.fused import FusedExecutor
 from convoy.inner.graph import GraphExecutor
 from convoy.inner.optimizer import make_optimizer
 from tests.inner.test_graph import RATES, Looking, make_batch, make_model, replace_gradients
@@ -34,14 +35,14 @@ def _steady() -> Iterator[None]:
 
 
 def _gpu_pair(
-    model: nn.Module, precision: str, layout: str
+    model: nn.Module, precision: str, layout: str, kind: type[GraphExecutor] = GraphExecutor
 ) -> tuple[Sequence[EagerExecutor | GraphExecutor], list[str]]:
     arithmetic = Arithmetic(torch.device("cuda"), precision, layout)
     one = arithmetic.place(model)
     two = copy.deepcopy(one)
     told: list[str] = []
     plain = EagerExecutor(one, make_optimizer(one, Config()), arithmetic)
-    graph = GraphExecutor(two, make_optimizer(two, Config()), arithmetic, tell=told.append)
+    graph = kind(two, make_optimizer(two, Config()), arithmetic, tell=told.append)
     return (plain, graph), told
 
 
@@ -51,11 +52,16 @@ def _gpu_batch(number: int, count: int, arithmetic: Arithmetic) -> Batch:
     return Batch(images, batch.labels, batch.keys)
 
 
+@pytest.mark.filterwarnings("ignore:::torch")  # its compiler warns of its own parts
 @pytest.mark.usefixtures("_steady")
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize(("precision", "close"), [("fp64", 1e-6), ("fp32", 1e-4), ("bf16", 3e-2)])
-def test_steps_and_halves_equal_eager(precision: str, close: float, layout: str) -> None:
-    executors, told = _gpu_pair(make_model(), precision, layout)
+@pytest.mark.parametrize("kind", [GraphExecutor, FusedExecutor])
+def test_steps_and_halves_equal_eager(
+    kind: type[GraphExecutor], precision: str, close: float, layout: str
+) -> None:
+    fused = kind is FusedExecutor
+    executors, told = _gpu_pair(make_model(dropout=not fused), precision, layout, kind)
     for number, rate in enumerate(RATES):
         losses = []
         for executor in executors:
@@ -69,6 +75,8 @@ def test_steps_and_halves_equal_eager(precision: str, close: float, layout: str)
         assert losses[0] == pytest.approx(losses[1], rel=close)
     assert told == []
     plain, graph = executors
+    assert isinstance(graph, GraphExecutor)
+    assert fused == (getattr(graph._eager, "_compiled", None) is not None)
     for name, tensor in plain.model.state_dict().items():
         torch.testing.assert_close(graph.model.state_dict()[name], tensor, rtol=close, atol=close)
 

@@ -42,10 +42,15 @@ class EagerExecutor:
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the sum of a batch's losses, ready to be differentiated, and the logits."""
-        with drop_by(batch.keys), self.arithmetic.autocast():
-            logits: Tensor = self.model(batch.images_NCHW)
+        with drop_by(batch.keys):
+            return self.compute(batch.images_NCHW, batch.labels)
+
+    def compute(self, images_nchw: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Do the same for tensors, with nothing in it that a compiler could not follow."""
+        with self.arithmetic.autocast():
+            logits: Tensor = self.model(images_nchw)
             loss = functional.cross_entropy(
-                logits, batch.labels, reduction="sum", label_smoothing=self._label_smoothing
+                logits, labels, reduction="sum", label_smoothing=self._label_smoothing
             )
         return loss, logits
 

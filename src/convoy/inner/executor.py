@@ -139,6 +139,9 @@ EXECUTORS: Registry[ExecutorFactory] = Registry(
         "graph": Entry(
             "convoy.inner.graph:GraphExecutor", "one CUDA graph per step: a single launch"
         ),
+        "fused": Entry(
+            "convoy.inner.fused:FusedExecutor", "the same, after torch.compile has fused kernels"
+        ),
     },
 )
 

@@ -31,7 +31,10 @@ class GraphExecutor:
         label_smoothing: of the training loss.
         tell: is told, once, why steps are not recorded.
         make_recorder: makes a recorder; CUDA graphs unless given.
+        eager: does what is recorded, and what is not; the plain executor unless given.
     """
+
+    name = "graph"
 
     def __init__(
         self,
@@ -42,11 +45,14 @@ class GraphExecutor:
         label_smoothing: float = 0.0,
         tell: Callable[[str], None] | None = None,
         make_recorder: Callable[[], Recorder] | None = None,
+        eager: EagerExecutor | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.arithmetic = arithmetic
-        self._eager = EagerExecutor(model, optimizer, arithmetic, label_smoothing=label_smoothing)
+        self._eager = eager or EagerExecutor(
+            model, optimizer, arithmetic, label_smoothing=label_smoothing
+        )
         self._tell = tell
         self._make_recorder = make_recorder or partial(CudaRecorder, arithmetic.device)
         self._fixed: FixedStep | None = None
@@ -88,7 +94,7 @@ class GraphExecutor:
         """Compute operation by operation from here on, and say why."""
         self._records, self._fixed = False, None
         if self._tell is not None:
-            self._tell(f"the executor 'graph' computes as 'eager' does: {why}")
+            self._tell(f"the executor '{self.name}' computes as 'eager' does: {why}")
 
 
 def reason_against(model: nn.Module) -> str | None:

@@ -2,8 +2,9 @@
 
 First the plain executor with every precision and layout that the config leaves open; then, on a
 run that is long enough to pay for it, the executor that suits the device: `tasks` on a CPU, cut
-up in several ways, `graph` on a GPU. Another one must be faster than the plain one by 3 %, which is
-what two measurements of the same thing differ by.
+up in several ways, `graph` on a GPU, and `fused` where the run is so long that compiling pays.
+Another one must be faster than the plain one by 3 %, which is what two measurements of the same
+thing differ by.
 """
 
 import copy
@@ -31,6 +32,7 @@ from convoy.inner.tasks.step import Grain
 from convoy.machine import processor_name, versions
 
 _LONG_RUN_S = {"cpu": 120.0, "cuda": 10.0}  # a shorter one is over before the probe has paid
+_COMPILING_PAYS_S = 300.0  # it takes half a minute, and wins a fifth to a third
 _GROUP_SIZES = (4, 8, 16, 32)  # samples; what suits a cache depends on the network
 _MIN_GAIN = 1.03
 _LARGEST_PROBE = 512  # samples of a step that is only measured
@@ -81,86 +83,104 @@ def choose_way(
     known = memory.recall() if remembered else None
     if known is not None:
         return known
-    way = _probe(config, device, model, in_shape, samples)
+    way = _Probe(config, device, model, in_shape).find(samples)
     if way.samples_per_s:  # else nothing was tried that would be worth remembering
         memory.keep(way)
     return way
 
 
-def _probe(
-    config: Config,
-    device: torch.device,
-    model: nn.Module,
-    in_shape: tuple[int, int, int],
-    samples: int,
-) -> Way:
-    plain = config.replaced({"executor": "eager"})
-    arithmetic, _ = choose_arithmetic(plain, device, model, in_shape)
-    forced = config.executor != AUTO
-    if not forced and device.type == "cpu" and torch.get_num_threads() == 1:
-        return Way("eager", arithmetic)  # there is nothing to spread tasks over
-    size = min(config.batch, _LARGEST_PROBE)
-    speed = measure(plain, arithmetic, model, in_shape, size)
-    if not forced and samples / speed < _LONG_RUN_S[device.type]:
-        return Way("eager", arithmetic)
-    best = Way("eager", arithmetic, samples_per_s=speed)
-    for other in candidate_arithmetics(config, device):
-        if other.precision == arithmetic.precision and other != arithmetic:
-            found = measure(plain, other, model, in_shape, size)
-            if found > best.samples_per_s * _MIN_GAIN:
-                best = Way("eager", other, samples_per_s=found)
-    if forced:
-        best = replace(best, samples_per_s=0.0)
-    others = _graphs if device.type == "cuda" else _tasks
-    for way in others(config, device, model, in_shape, size):
-        needed = 1.0 if best.executor == way.executor else _MIN_GAIN
-        if way.samples_per_s > best.samples_per_s * needed:
-            best = way
-    if best.executor == "eager" and device.type == "cpu" and not config.threads:
-        best = _with_fewer_threads(plain, best, model, in_shape, size)
-    return best
+class _Probe:
+    """Measures ways to compute a step of one network on one device."""
 
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device,
+        model: nn.Module,
+        in_shape: tuple[int, int, int],
+    ) -> None:
+        self._config, self._device = config, device
+        self._model, self._in_shape = model, in_shape
+        self._size = min(config.batch, _LARGEST_PROBE)
+        self._forced = config.executor != AUTO  # only how it is cut is to be found
 
-def _graphs(
-    config: Config,
-    device: torch.device,
-    model: nn.Module,
-    in_shape: tuple[int, int, int],
-    size: int,
-) -> Iterator[Way]:
-    tried = config.replaced({"executor": "graph"})
-    for arithmetic in candidate_arithmetics(config, device):
-        speed = measure(tried, arithmetic, model, in_shape, size)
-        yield Way("graph", arithmetic, samples_per_s=speed)
+    def find(self, samples: int) -> Way:
+        """Return the fastest way for a run of some samples."""
+        config, on_cpu = self._config, self._device.type == "cpu"
+        plain = config.replaced({"executor": "eager"})
+        arithmetic, _ = choose_arithmetic(plain, self._device, self._model, self._in_shape)
+        if not self._forced and on_cpu and torch.get_num_threads() == 1:
+            return Way("eager", arithmetic)  # there is nothing to spread tasks over
+        best = self._measured("eager", arithmetic)
+        if not self._forced and samples / best.samples_per_s < _LONG_RUN_S[self._device.type]:
+            return Way("eager", arithmetic)
+        best = self._better(best, self._other_layouts(arithmetic))
+        if self._forced:
+            best = replace(best, samples_per_s=0.0)
+        best = self._better(best, self._tasks() if on_cpu else self._graphs())
+        if not on_cpu and samples / best.samples_per_s > _COMPILING_PAYS_S:
+            best = self._better(best, iter([self._measured("fused", best.arithmetic)]))
+        if best.executor == "eager" and on_cpu and not config.threads:
+            best = self._with_fewer_threads(best)
+        return best
 
+    @staticmethod
+    def _better(best: Way, others: Iterator[Way]) -> Way:
+        """Return the best of some ways; another executor must be clearly faster."""
+        for way in others:
+            of_one_kind = best.executor == way.executor != "eager"
+            if way.samples_per_s > best.samples_per_s * (1.0 if of_one_kind else _MIN_GAIN):
+                best = way
+        return best
 
-def _tasks(
-    config: Config,
-    device: torch.device,
-    model: nn.Module,
-    in_shape: tuple[int, int, int],
-    size: int,
-) -> Iterator[Way]:
-    """Yield what each cut gives; a network is recorded once for each arithmetic."""
-    candidates = candidate_arithmetics(config, device)
-    # Groups of samples are small, and small batches are faster with channels last.
-    better = [a for a in candidates if a.layout == "channels_last"] or candidates
-    everything = torch.get_num_threads()
-    counts = {everything} if config.threads else {everything, max(1, everything // 2)}
-    for arithmetic in better:
-        replica = arithmetic.place(copy.deepcopy(model))
-        executor = TasksExecutor(
-            replica,
-            optim.SGD(replica.parameters(), momentum=config.momentum, fused=True),
-            arithmetic,
-            label_smoothing=config.label_smoothing,
-        )
-        for threads, groups in candidate_grains(size, sorted(counts, reverse=True)):
-            executor.use(Grain(groups, threads, config.group_norms, config.priority))
-            speed = measure_executor(executor, in_shape, size)
-            if executor.why_not is not None:
-                return
-            yield Way("tasks", arithmetic, groups, threads, speed)
+    def _measured(self, executor: str, arithmetic: Arithmetic) -> Way:
+        config = self._config.replaced({"executor": executor})
+        speed = measure(config, arithmetic, self._model, self._in_shape, self._size)
+        return Way(executor, arithmetic, samples_per_s=speed)
+
+    def _other_layouts(self, arithmetic: Arithmetic) -> Iterator[Way]:
+        """Yield the plain executor with other layouts, at the size of a whole batch."""
+        for other in candidate_arithmetics(self._config, self._device):
+            if other.precision == arithmetic.precision and other != arithmetic:
+                yield self._measured("eager", other)
+
+    def _graphs(self) -> Iterator[Way]:
+        for arithmetic in candidate_arithmetics(self._config, self._device):
+            yield self._measured("graph", arithmetic)
+
+    def _tasks(self) -> Iterator[Way]:
+        """Yield what each cut gives; a network is recorded once for each arithmetic."""
+        config = self._config
+        candidates = candidate_arithmetics(config, self._device)
+        # Groups of samples are small, and small batches are faster with channels last.
+        better = [a for a in candidates if a.layout == "channels_last"] or candidates
+        everything = torch.get_num_threads()
+        counts = {everything} if config.threads else {everything, max(1, everything // 2)}
+        for arithmetic in better:
+            replica = arithmetic.place(copy.deepcopy(self._model))
+            executor = TasksExecutor(
+                replica,
+                optim.SGD(replica.parameters(), momentum=config.momentum, fused=True),
+                arithmetic,
+                label_smoothing=config.label_smoothing,
+            )
+            for threads, groups in candidate_grains(self._size, sorted(counts, reverse=True)):
+                executor.use(Grain(groups, threads, config.group_norms, config.priority))
+                speed = measure_executor(executor, self._in_shape, self._size)
+                if executor.why_not is not None:
+                    return
+                yield Way("tasks", arithmetic, groups, threads, speed)
+
+    def _with_fewer_threads(self, way: Way) -> Way:
+        """Try the plain executor with half the threads: small networks do not use all of them."""
+        everything = torch.get_num_threads()
+        fewer = max(1, everything // 2)
+        torch.set_num_threads(fewer)
+        try:
+            found = replace(self._measured("eager", way.arithmetic), threads=fewer)
+        finally:
+            torch.set_num_threads(everything)
+        return found if found.samples_per_s > way.samples_per_s * _MIN_GAIN else way
 
 
 def candidate_grains(size: int, thread_counts: Sequence[int]) -> list[tuple[int, int]]:
@@ -173,21 +193,6 @@ def candidate_grains(size: int, thread_counts: Sequence[int]) -> list[tuple[int,
     counts = {most, *(-(-size // samples) for samples in _GROUP_SIZES)}
     found = [(most, count) for count in sorted(counts) if most <= count <= max(1, size // 2)]
     return [*found, *((threads, threads) for threads in thread_counts[1:] if threads > 1)]
-
-
-def _with_fewer_threads(
-    config: Config, way: Way, model: nn.Module, in_shape: tuple[int, int, int], size: int
-) -> Way:
-    """Try the plain executor with half the threads: small networks do not use all of them."""
-    everything = torch.get_num_threads()
-    torch.set_num_threads(max(1, everything // 2))
-    try:
-        speed = measure(config, way.arithmetic, model, in_shape, size)
-    finally:
-        torch.set_num_threads(everything)
-    if speed <= way.samples_per_s * _MIN_GAIN:
-        return way
-    return replace(way, threads=max(1, everything // 2), samples_per_s=speed)
 
 
 class _Memory:
