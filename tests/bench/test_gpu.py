@@ -83,7 +83,9 @@ def test_a_compiler_that_fails_is_told_of_and_the_others_are_measured(
 
 @pytest.mark.parametrize("update", compiled.UPDATES)
 def test_the_peer_trains(monkeypatch: pytest.MonkeyPatch, update: str) -> None:
-    def as_it_is(function: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
+    def as_it_is(
+        function: Callable[..., Any], mode: str | None, dynamic: bool | None = None
+    ) -> Callable[..., Any]:
         assert mode is None  # there is nothing to capture on a CPU
         return function
 

@@ -36,7 +36,8 @@ def compiled_step(
             return functional.cross_entropy(model(images_nchw), labels)
 
     model.train()
-    forward = torch.compile(loss_of, mode=mode)
+    # One size at a time: a second network's batch would otherwise bring slower kernels for any.
+    forward = torch.compile(loss_of, mode=mode, dynamic=False)
     optimizer = make_optimizer(model, config)
     if update == UPDATES[0]:
         set_rate, move = _set_number(optimizer), optimizer.step

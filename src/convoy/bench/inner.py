@@ -3,7 +3,8 @@
 A whole training step (forward, loss, backward, SGD) at batch 128 on the same cores. PyTorch gets
 the best of {eager, torch.compile} x {contiguous, channels_last} x {1, 2, 4, 8, 16 threads}, found
 by short trials; we take what `--executor auto` takes. Compiling is no part of any time, but takes
-long: no further variant is compiled after a minute, and what was tried is told.
+long: no further variant is compiled after a minute, and what was tried is told. Beside them stands
+what the same kernels could give at most: a process for each core, all independent.
 """
 
 import time
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 from convoy.bench.compiled import UPDATES, compiled_step
+from convoy.bench.peers import Task as Alone
+from convoy.bench.peers import measure_crew
 from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
 from convoy.config import Config
 from convoy.data.batches import Batch
@@ -25,8 +28,9 @@ from convoy.models.zoo import build_model
 from convoy.randomness import sample_keys
 
 EAGER, COMPILED, OURS = "PyTorch, eager", "torch.compile", "convoy"
+LIMIT = "one process for each core, summed: the limit"
 _BATCH = 128
-_TRIAL_S, _SLICE_S = 0.4, 0.6
+_TRIAL_S, _SLICE_S, _LIMIT_S = 0.4, 0.6, 2.0
 _COMPILE_S = 60.0  # after so long no further variant is compiled
 _NOT_SLOWER = 0.97  # two runs of one program differ by so much
 _HOPELESS = 0.6  # of eager's speed: more threads than all or half will not help compiled code
@@ -98,6 +102,8 @@ def bench_inner(*, quick: bool, tell: Callable[[str], None]) -> Report:
         )
         rows += [Row(task.label, name, "samples/s", found) for name, found in values.items()]
         bars.append(_bar(task, values))
+        if not quick:
+            rows.append(Row(task.label, LIMIT, "samples/s", (_limit(task),)))
         if task is TASKS[0] and not quick:
             rows += bench.curve(3)
     return Report("inner", repeats, tuple(rows), tuple(bars))
@@ -110,6 +116,14 @@ def _bar(task: Task, values: dict[str, tuple[float, ...]]) -> Bar:
     best = [max(speeds) for speeds in zip(*theirs, strict=True)]
     bound = task.over if usable_cores() >= 16 else _NOT_SLOWER
     return Bar(f"{task.label}: convoy / PyTorch", median_ratio(ours, best), at_least=bound)
+
+
+def _limit(task: Task) -> float:
+    """Return what the cores can do at most: one process each, whole batches, no exchange."""
+    cores = usable_cores()
+    shares = tuple(_BATCH // cores + (core < _BATCH % cores) for core in range(cores))
+    alone = Alone(task.model, task.shape, 10, _BATCH, shares, precision=task.precision)
+    return measure_crew("alone", alone, None, warm_s=1.0, seconds=_LIMIT_S)
 
 
 def thread_counts(cores: int) -> list[int]:
