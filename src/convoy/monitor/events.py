@@ -91,12 +91,13 @@ class JoinEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveEvent(Event):
-    """A node is gone, or stands aside; `fault` where it did not mean to."""
+    """A node is gone, or stands aside (`aside`); `fault` where it did not mean to."""
 
     kind: ClassVar[str] = "leave"
     node: int
     fault: bool
     reason: str
+    aside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,63 @@ class NodesEvent(Event):
     busy_s: list[float]
     waiting_s: list[float]
     exchange_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalenessEvent(Event):
+    """How stale the weights were that submissions were computed with, since the last such event.
+
+    Attributes:
+        counts: submissions of staleness 0, 1, ...; the last place counts all that were staler.
+        nodes, latest: the staleness of each node's last submission.
+    """
+
+    kind: ClassVar[str] = "staleness"
+    step: int
+    counts: list[int]
+    nodes: list[int]
+    latest: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedEvent(Event):
+    """Submissions were refused; `count` is over the run so far, for this cause."""
+
+    kind: ClassVar[str] = "refused"
+    cause: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PausedEvent(Event):
+    """Training stands still until something changes."""
+
+    kind: ClassVar[str] = "paused"
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineEvent(Event):
+    """What ran when: one step's tasks on threads, or one cycle's jobs on the stages of a pipeline.
+
+    Attributes:
+        of: "step" or "cycle".
+        rows: names of the threads or stages.
+        spans: each as [row, start in s, end in s, label, kind, 1 where it is on the critical path].
+        makespan_s: from the first start to the last end.
+        bound_s: no schedule could be shorter.
+        balance: the mean row's work as a part of the busiest one's.
+    """
+
+    kind: ClassVar[str] = "timeline"
+    of: str
+    step: int
+    rows: list[str]
+    spans: list[list[Any]]
+    makespan_s: float
+    bound_s: float
+    balance: float
 
 
 @dataclass(frozen=True, kw_only=True)
