@@ -219,7 +219,7 @@ def test_three_of_four_are_killed_at_once_and_the_last_goes_on() -> None:
 
 
 def pauses(team: Team) -> int:
-    return [r["reason"] for r in team.events("warning")].count(PAUSED)
+    return [r["reason"] for r in team.events("paused")].count(PAUSED)
 
 
 def test_too_few_nodes_pause_until_another_joins_and_give_up_where_none_does() -> None:

@@ -17,8 +17,7 @@ import torch
 from torch import nn, optim
 
 from convoy.config import Config
-from convoy.data.cache import default_cache_dir
-from convoy.files import digest_of_text, write_atomically
+from convoy.files import default_cache_dir, digest_of_text, write_atomically
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.executor import AUTO
 from convoy.inner.probe import (

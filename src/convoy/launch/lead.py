@@ -26,7 +26,7 @@ from convoy.launch.node import Order, model_digest
 from convoy.launch.roster import NodeRecord, Roster, summarise_nodes
 from convoy.launch.service import Connection, LeadServer, Said
 from convoy.machine import versions
-from convoy.monitor.events import JoinEvent, LeaveEvent, NoteEvent, WarningEvent
+from convoy.monitor.events import JoinEvent, LeaveEvent, NoteEvent, PausedEvent, WarningEvent
 from convoy.outer.crew import Crew
 from convoy.outer.job import Job
 from convoy.outer.state import pack
@@ -409,7 +409,7 @@ class Lead:
         if self._formed and not self._told_paused:
             self._told_paused = True
             reason = f"paused: {len(here)} of at least {config.min_nodes} nodes are here"
-            self._job.events.emit(WarningEvent(reason=reason))
+            self._job.events.emit(PausedEvent(reason=reason))
         if time.monotonic() - self._enough_at > config.quorum_timeout_s:
             raise NotEnoughNodes(
                 "there were not enough nodes for too long",

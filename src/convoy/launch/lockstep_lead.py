@@ -109,7 +109,9 @@ class LockstepLead(Lead):
         if first:
             node.rest(time.monotonic())
             reason = f"{node.label} stands aside: {aside.reason}"
-            self._job.events.emit(LeaveEvent(node=node.number, fault=False, reason=reason))
+            self._job.events.emit(
+                LeaveEvent(node=node.number, fault=False, reason=reason, aside=True)
+            )
 
     def _note_done(self, node: NodeRecord, done: wire.Done) -> None:
         """All nodes end together; the word of the one that reports is the run's."""

@@ -26,7 +26,13 @@ from convoy.launch.parameters.services import Services
 from convoy.launch.roster import NodeRecord, summarise_nodes
 from convoy.launch.samples import SampleServer
 from convoy.launch.server_node import EVERYTHING_IS_TRAINED
-from convoy.monitor.events import NodesEvent, StepEvent, WarningEvent
+from convoy.monitor.events import (
+    NodesEvent,
+    RefusedEvent,
+    StalenessEvent,
+    StepEvent,
+    WarningEvent,
+)
 from convoy.outer.crew import Crew
 from convoy.outer.flat import Flat
 from convoy.outer.job import Job
@@ -36,6 +42,7 @@ _LOOK_EVERY_S = 0.2
 _LEAVE_PATIENCE_S = 6.0  # for nodes to hand in their last, when a run is stopped
 _TYPICAL = 2048  # samples that statistics are measured on, where nodes keep their own
 _REVIVALS_AT_MOST = 100
+_STALENESS_PLACES = 65  # 0 to 63, and all that is staler
 
 
 def lead_server(job: Job, crew: Crew) -> str:
@@ -258,7 +265,7 @@ class ServerLead(Lead):
             if count > self._refused.get(reason, 0):
                 self._refused[reason] = count
                 text = f"the parameter service refused {count} submissions so far: {reason}"
-                self._job.events.emit(WarningEvent(reason=text))
+                self._job.events.emit(RefusedEvent(cause=reason, count=count, reason=text))
         if values["problem"] and values["problem"] not in self._refused:
             self._refused[values["problem"]] = 1
             self._job.events.emit(WarningEvent(reason=values["problem"]))
@@ -306,8 +313,29 @@ class ServerLead(Lead):
                 exchange_s=0.0,
             )
         )
-        kinds = ("samples_by_node", "busy_by_node", "waited_by_node")
+        self._tell_of_staleness(totals)
+        kinds = ("samples_by_node", "busy_by_node", "waited_by_node", "by_staleness")
         self._told = {kind: dict(totals[kind]) for kind in kinds}
+
+    def _tell_of_staleness(self, totals: dict[str, Any]) -> None:
+        before = self._told.get("by_staleness", {})
+        counts = [0] * _STALENESS_PLACES
+        for staleness, count in totals["by_staleness"].items():
+            place = min(int(staleness), _STALENESS_PLACES - 1)
+            # A service that was started again counts from nothing.
+            counts[place] += max(0, count - int(before.get(staleness, 0)))
+        while counts and counts[-1] == 0:
+            counts.pop()
+        latest = totals["staleness_by_node"]
+        if counts:
+            self._job.events.emit(
+                StalenessEvent(
+                    step=self._job.progress.updates,
+                    counts=counts,
+                    nodes=[int(name) for name in latest],
+                    latest=list(latest.values()),
+                )
+            )
 
     # ------------------------------------------------------------ tests
 

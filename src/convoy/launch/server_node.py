@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from convoy.config import Config
-from convoy.data.cache import default_cache_dir
 from convoy.data.card import DataCard
 from convoy.data.images import TrainTest
 from convoy.data.pieces import Pieces
 from convoy.errors import ConvoyError
-from convoy.files import user_path
+from convoy.files import default_cache_dir, user_path
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.door import TOKEN_KEY, open_channel
 from convoy.launch.link import Link

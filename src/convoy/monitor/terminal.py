@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, lines anywhere else."""
+"""What a person sees while a run goes on: a live view on a terminal, lines anywhere else."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress
 
 from convoy.monitor.events import (
     CheckpointEvent,
@@ -19,11 +19,18 @@ from convoy.monitor.events import (
     LeaveEvent,
     NodesEvent,
     NoteEvent,
+    PausedEvent,
+    RefusedEvent,
     SharesEvent,
+    StalenessEvent,
     StartEvent,
     StepEvent,
+    TimelineEvent,
     WarningEvent,
+    as_record,
 )
+from convoy.monitor.live import LiveView
+from convoy.monitor.view import RunView
 from convoy.tracking import Track
 
 T = TypeVar("T")
@@ -43,12 +50,15 @@ class TerminalView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._start: StartEvent | None = None
-        self._bar: Progress | None = None
+        self._view = RunView("")
+        self._live: LiveView | None = None
         self._last_line = time.monotonic()
 
     def receive(self, event: Event, when: float) -> None:
         """Show an event."""
-        del when
+        self._view.take(as_record(event, when))
+        if self._live is not None:
+            self._live.show_nodes(self._view.nodes())
         match event:
             case StartEvent():
                 self._show_start(event)
@@ -56,13 +66,15 @@ class TerminalView:
                 self._show_step(event)
             case EvaluationEvent():
                 self._show_evaluation(event)
-            case WarningEvent():
+            case WarningEvent() | RefusedEvent() | PausedEvent():
                 self._console.print(f"[yellow]warning:[/] {escape(event.reason)}")
             case EndEvent():
                 self.close()
                 self._console.print(f"[bold]{event.state}[/]: {escape(event.reason)}")
             case CheckpointEvent() | NodesEvent() | SharesEvent():
-                pass  # many; the table at the end sums them up
+                pass  # many; the live view and the table at the end sum them up
+            case StalenessEvent() | TimelineEvent():
+                pass
             case _:
                 self._show_nodes(event)
 
@@ -92,10 +104,10 @@ class TerminalView:
         )
 
     def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Take away what changes in place."""
+        if self._live is not None:
+            self._live.close()
+            self._live = None
 
     def _show_start(self, event: StartEvent) -> None:
         self._start = event
@@ -111,20 +123,15 @@ class TerminalView:
         )
         self._console.print(f"[dim]{_HEADER}[/]")
         if self._console.is_terminal and not self._console.quiet:
-            self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=16), console=self._console
-            )
-            self._bar.add_task("", total=None)
-            self._bar.start()
+            self._live = LiveView(self._console)
 
     def _show_step(self, event: StepEvent) -> None:
         text = (
             f"epoch {event.epoch}  loss {event.loss:.4f}  accuracy {event.accuracy:.1%}  "
             f"{event.samples_per_s:,.0f}/s  {self._time_left(event)} left"
         )
-        if self._bar is not None:
-            (task,) = self._bar.task_ids
-            self._bar.update(task, description=text, completed=event.step, total=event.steps)
+        if self._live is not None:
+            self._live.show_step(text, event.step, event.steps)
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
             self._console.print(f"  step {event.step}/{event.steps}, {text}")

@@ -91,17 +91,22 @@ class RunView:
         found = {
             "run": {**self._run, "elapsed_s": self._elapsed()},
             "progress": dict(self._progress),
-            "nodes": [self._node_section(self._nodes[number]) for number in sorted(self._nodes)],
+            "nodes": self.nodes(),
             "waits": [
                 {"node": node, "for": whom, "seconds": round(seconds, 3)}
                 for (node, whom), seconds in sorted(self._waits.seconds.items())
             ],
             "staleness": self._staleness_section(),
             "refused": [{"reason": why, "count": count} for why, count in self._refused.items()],
-            "timeline": self._timeline,
             "counts": dict(self._counts),
         }
-        return {name: _finite(section) for name, section in found.items()}
+        return {name: _finite(section) for name, section in found.items()} | {
+            "timeline": self._timeline
+        }
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return what is known of each node."""
+        return [self._node_section(self._nodes[number]) for number in sorted(self._nodes)]
 
     def _elapsed(self) -> float:
         return round(self._since_start(self._run["updated"]), 3) if self._run["updated"] else 0.0
@@ -128,7 +133,8 @@ class RunView:
             event, when = from_record(record), float(record["time"])
             self._take(event, when)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            return  # of a later version, or damaged: the rest is still worth showing
+            pass  # of a later version, or damaged: the rest is still worth showing
+        self.number += 1
 
     def mark_gone(self, reason: str) -> None:
         """Take in that no process works on the run, although it has not told of an end."""
@@ -153,12 +159,11 @@ class RunView:
             case PausedEvent():
                 self._run |= {"state": "paused", "reason": event.reason}
             case TimelineEvent():
-                self._timeline = {**vars(event), "kind": event.of}
+                self._timeline = _finite({**vars(event), "kind": event.of})
             case _:
                 self._note_membership(event, when)
         self._note_in_log(event, when)
         self._counts["events"] += 1
-        self.number += 1
 
     def _note_membership(self, event: Event, when: float) -> None:
         match event:
@@ -228,7 +233,7 @@ class RunView:
             self.series["speed"].append(_finite({"time": self._since_start(when), "0": speed}))
 
     def _note_samples(self, samples: int) -> None:
-        total = self._progress["total_samples"]
+        total = self._progress["total_samples"] or 0
         self._progress["samples"] = samples
         self._progress["fraction"] = min(1.0, samples / total) if total else 0.0
         left = max(0, total - samples)

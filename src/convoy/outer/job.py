@@ -18,6 +18,7 @@ from convoy.inner.schedule import Schedule
 from convoy.monitor.events import CheckpointEvent, EventStream, WarningEvent
 from convoy.outer.progress import Progress
 from convoy.outer.stop import Stop
+from convoy.outer.timelines import Timelines
 from convoy.storage.checkpoint import Checkpoint, save_checkpoint
 
 
@@ -33,6 +34,7 @@ class Job:
         save_error: why the newest state could not be saved, if it could not.
         deposit: takes checkpoints where someone else, the lead, writes them.
         describe_nodes: says what the summary tells of the nodes, where there are several.
+        timelines: tells now and then what ran when inside a step.
     """
 
     config: Config
@@ -52,6 +54,7 @@ class Job:
     save_error: str | None = None
     deposit: Callable[[Checkpoint, str], None] | None = None
     describe_nodes: Callable[[], dict[str, Any]] | None = None
+    timelines: Timelines = field(default_factory=Timelines)
 
     @property
     def model(self) -> nn.Module:

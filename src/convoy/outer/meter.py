@@ -87,6 +87,7 @@ class Meter:
                 f"the loss is {loss} at step {progress.updates}: training has diverged",
                 hint="Try a smaller --lr, or a longer --warmup-epochs.",
             )
+        self._job.timelines.tell(self._job.executor, progress.updates, self._job.events)
         self._job.events.emit(
             StepEvent(
                 epoch=progress.epoch + 1,

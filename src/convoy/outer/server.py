@@ -135,6 +135,8 @@ class Totals:
     fenced: int = 0
     submissions: int = 0
     staleness: int = 0  # summed
+    by_staleness: dict[int, int] = field(default_factory=dict)  # submissions
+    staleness_by_node: dict[int, int] = field(default_factory=dict)  # of its last submission
     samples_by_node: dict[int, int] = field(default_factory=dict)
     busy_by_node: dict[int, float] = field(default_factory=dict)
     waited_by_node: dict[int, float] = field(default_factory=dict)
@@ -420,6 +422,8 @@ class ParameterServer:
         totals.count += report.samples
         totals.submissions += 1
         totals.staleness += staleness
+        totals.by_staleness[staleness] = totals.by_staleness.get(staleness, 0) + 1
+        totals.staleness_by_node[node] = staleness
         self.members[node].staleness = staleness
         for sums, value in (
             (totals.samples_by_node, report.samples),

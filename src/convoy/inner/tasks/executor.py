@@ -134,6 +134,10 @@ class TasksExecutor:
             raise ConvoyError(f"there are no tasks to trace: {self._why_not}")
         return self._steps[len(batch), True].timeline()
 
+    def last_timeline(self) -> Timeline | None:
+        """Return what happened in the last step; it costs nothing to have been watched."""
+        return next(reversed(self._steps.values())).timeline() if self._steps else None
+
     # ------------------------------------------------------------ getting ready
 
     def _is_ready(self, batch: Batch) -> bool:
