@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from convoy.config import Config
-from convoy.data.cache import default_cache_dir
 from convoy.data.catalog import NAMED_SETS, find_source
 from convoy.errors import ConvoyError
+from convoy.files import default_cache_dir
 from convoy.inner.arithmetic import Arithmetic, choose_device
 from convoy.inner.probe import candidate_arithmetics, has_fast_bf16, measure
 from convoy.machine import machine, versions

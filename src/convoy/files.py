@@ -165,6 +165,12 @@ def user_path(text: str) -> Path:
         raise ConfigError(f"this path cannot be understood: {error}", got=text) from error
 
 
+def default_cache_dir() -> Path:
+    """Return the user's cache folder for Convoy."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "convoy"
+
+
 def write_manifest(path: Path, kind: str, content: dict[str, Any]) -> None:
     """Write plain values with their own digest, so that not one changed bit goes unnoticed."""
     manifest = {"format": kind, "digest": _digest_of_values(content), "content": content}

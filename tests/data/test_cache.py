@@ -15,11 +15,12 @@ import torch
 
 import convoy.data.load
 from convoy.config import Config
-from convoy.data.cache import ImageCache, default_cache_dir
+from convoy.data.cache import ImageCache
 from convoy.data.catalog import find_source
 from convoy.data.images import TrainTest
 from convoy.data.load import load_data
 from convoy.data.sources.source import Decoded, Source
+from convoy.files import default_cache_dir
 from convoy.tracking import Track, untracked
 from tests.data.test_folder import write_classes
 

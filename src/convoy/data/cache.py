@@ -1,6 +1,5 @@
 """Decoded images on disk, memory-mapped; used only if every byte is as it was written."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -19,12 +18,6 @@ from convoy.files import (
 )
 
 _FORMAT = "convoy-images-1"
-
-
-def default_cache_dir() -> Path:
-    """Return the user's cache folder for Convoy."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "convoy"
 
 
 class ImageCache:

@@ -6,13 +6,13 @@ import logging
 import numpy as np
 
 from convoy.config import Config
-from convoy.data.cache import ImageCache, default_cache_dir
+from convoy.data.cache import ImageCache
 from convoy.data.catalog import find_source
 from convoy.data.images import ImageSet, TrainTest, channel_statistics
 from convoy.data.sources.source import Decoded, Source
 from convoy.data.split import split
 from convoy.errors import DataError
-from convoy.files import user_path
+from convoy.files import default_cache_dir, user_path
 from convoy.tracking import Track, untracked
 
 _log = logging.getLogger(__name__)
