@@ -1,6 +1,7 @@
 """The front door: a config goes in, a trained network and its run come out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from convoy.run import Run, summarise
 from convoy.storage.checkpoint import Found, load_newest
 from convoy.storage.runfolder import RunFolder, new_run_folder
 from convoy.tracking import Track, untracked
+
+Around = Callable[[Path], AbstractContextManager[Sequence[Sink]]]
+
+
+def _alone(folder: Path) -> AbstractContextManager[Sequence[Sink]]:
+    """Have nothing go on beside a run."""
+    del folder
+    return nullcontext(())
 
 
 def fit(
@@ -97,6 +106,7 @@ def run_training(
     sinks: Sequence[Sink] = (),
     track: Track = untracked,
     serving: Serving | None = None,
+    around: Around = _alone,
 ) -> Run:
     """Train in a new run folder, or go on in one from its newest whole checkpoint.
 
@@ -107,14 +117,15 @@ def run_training(
         sinks: receive the run's events, beside its own `events.jsonl`.
         track: shows progress while data is read.
         serving: lets nodes of other machines join.
+        around: is opened with the run's folder while it lasts, and gives further sinks.
     """
     given = given or Given()
     if resume is None:
         config = Config(**options)
         check_choices(config, given)
         check_crew(config, serving=serving is not None)
-        with new_run_folder(config) as folder:
-            return _run(config, folder, given, sinks, track, None, serving)
+        with new_run_folder(config) as folder, around(folder.path) as more:
+            return _run(config, folder, given, [*sinks, *more], track, None, serving)
     if options.get("out") is not None:
         raise ConfigError("a resumed run stays in its folder", got=options["out"])
     with RunFolder(resume) as folder:
@@ -122,7 +133,8 @@ def run_training(
         check_choices(config, given)
         check_crew(config, serving=serving is not None)
         found = load_newest(folder.checkpoints)
-        return _run(config, folder, given, sinks, track, found, serving)
+        with around(folder.path) as more:
+            return _run(config, folder, given, [*sinks, *more], track, found, serving)
 
 
 def _wrap(train: object, test: object, track: Track) -> TrainTest:

@@ -25,6 +25,8 @@ def lead(
     trusted_network: Annotated[bool, Parameter(group=_GROUP, negative="")] = False,
     options: Options | None = None,  # type: ignore[valid-type]
     resume: Annotated[Path | None, Parameter(group="Output")] = None,
+    watch: Annotated[bool, Parameter(group="Output", negative="")] = False,
+    tensorboard: Annotated[bool, Parameter(group="Output", negative="")] = False,
     json: Annotated[bool, Parameter(group="Output", negative="")] = False,
     quiet: Annotated[bool, Parameter(group="Output", negative="")] = False,
 ) -> None:
@@ -50,6 +52,10 @@ def lead(
         Leave loopback: everybody on that network may be trusted.
     resume:
         Go on with the run in this folder; nodes that wait for their lead come back.
+    watch:
+        Serve a page that shows the run while it goes on, on this machine only; its link is printed.
+    tensorboard:
+        Write the curves for TensorBoard too, into the run's folder.
     json:
         Print one JSON object about the run as the last line on standard output.
     quiet:
@@ -78,7 +84,9 @@ def lead(
 
         serving = replace(serving, tls=read_or_make_tls(token_file.parent, host))
     quiet_engines()
-    run = start_run(given, resume, quiet=quiet, serving=serving)
+    run = start_run(
+        given, resume, quiet=quiet, serving=serving, watch=watch, tensorboard=tensorboard
+    )
     show_run(run, json=json, quiet=quiet)
 
 

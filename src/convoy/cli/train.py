@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from convoy.cli.company import Company
 from convoy.cli.options import Options, given_values
 from convoy.config import Config, changed_on_resume, load_config, read_toml
 from convoy.errors import ConfigError
@@ -30,6 +31,8 @@ def train(
     *,
     options: Options | None = None,  # type: ignore[valid-type]
     resume: Annotated[Path | None, Parameter(group="Output")] = None,
+    watch: Annotated[bool, Parameter(group="Output", negative="")] = False,
+    tensorboard: Annotated[bool, Parameter(group="Output", negative="")] = False,
     json: Annotated[bool, Parameter(group="Output", negative="")] = False,
     quiet: Annotated[bool, Parameter(group="Output", negative="")] = False,
 ) -> None:
@@ -45,6 +48,10 @@ def train(
         A TOML file with any of the options below: lr = 0.1
     resume:
         Go on with the run in this folder, exactly where its last checkpoint left it.
+    watch:
+        Serve a page that shows the run while it goes on, on this machine only; its link is printed.
+    tensorboard:
+        Write the curves for TensorBoard too, into the run's folder.
     json:
         Print one JSON object about the run as the last line on standard output.
     quiet:
@@ -67,7 +74,9 @@ def train(
             config = _config(run_file, resume, given)
             given |= options_of_lead(placement, config, usable_cores())
             serving = stack.enter_context(announced(placement))
-        run = start_run(given, resume, quiet=quiet, serving=serving)
+        run = start_run(
+            given, resume, quiet=quiet, serving=serving, watch=watch, tensorboard=tensorboard
+        )
     show_run(run, json=json, quiet=quiet)
 
 
@@ -118,6 +127,8 @@ def start_run(
     *,
     quiet: bool,
     serving: "Serving | None" = None,
+    watch: bool = False,
+    tensorboard: bool = False,
 ) -> "Run":
     """Train, and show progress on standard error."""
     # Torch takes two seconds to import: only once the options are known to be right.
@@ -131,6 +142,7 @@ def start_run(
         sinks=[TerminalView(console)],
         track=make_track(console),
         serving=serving,
+        around=Company(watch, tensorboard, tell=lambda text: console.print(escape(text))).around,
     )
 
 
