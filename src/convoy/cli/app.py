@@ -16,6 +16,7 @@ from convoy.cli.runs import runs
 from convoy.cli.slurm import slurm
 from convoy.cli.trace import trace
 from convoy.cli.train import train
+from convoy.cli.watch import watch
 from convoy.errors import ConfigError, ConvoyError, Interrupted
 
 app = cyclopts.App(
@@ -29,6 +30,7 @@ app.command(lead)
 app.command(join)
 app.command(slurm)
 app.command(runs)
+app.command(watch)
 app.command(replay)
 app.command(trace)
 app.command(bench)

@@ -146,6 +146,22 @@ class RunFolder:
                 folder.rmdir()
 
 
+def is_held(path: Path) -> bool:
+    """Tell whether a process works on the run in a folder; nothing is written to find out.
+
+    Where that cannot be found out, as in another user's folder, one is thought to.
+    """
+    try:
+        with (path / ".lock").open("rb") as handle:
+            # A shared hold for the blink of an eye: `acquire` wants the run for itself.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def config_text(config: Config) -> str:
     """Return a configuration as TOML, each value with its meaning in a comment.
 
