@@ -1,0 +1,206 @@
+// The small panels: head, answers at a glance, staleness, counts, refused updates, events.
+
+import { UNKNOWN, formatClockDuration, formatCompact, formatCount, formatDateTime, formatDuration, formatNumber, formatPercent, formatTimeOfDay } from "./format.js";
+import { field, make, mark, write } from "./elements.js";
+import { costliest, isLive, mostlyFor, nobodyWaitsLong, nodeName, slowest, waitingTrend, waitsMost } from "./state.js";
+
+const MAX_LOG_ROWS = 200;
+const COUNTED = ["events", "faults", "joins", "leaves", "checkpoints"];
+const TREND_WORDS = {
+  better: "Yes, less waiting", worse: "No, more waiting", steady: "Steady", unknown: "Too early to say",
+};
+
+export function renderHead(state) {
+  const { run, progress } = state;
+  write(field("run-name"), run.name ?? "not started yet");
+  write(field("state"), run.state ?? "waiting", run.state);
+  write(field("reason"), run.reason ?? "");
+  renderFacts(run);
+  renderProgress(progress, run);
+  writeFigure("test-accuracy", formatPercent(progress.test_accuracy, 2), progress.test_accuracy);
+  writeFigure("best-test-accuracy", `best ${formatPercent(progress.best_test_accuracy, 2)}`, progress.best_test_accuracy);
+  writeFigure("test-loss", formatNumber(progress.test_loss), progress.test_loss);
+  writeFigure("loss", formatNumber(progress.loss), progress.loss);
+  writeFigure("accuracy", `accuracy ${formatPercent(progress.accuracy, 1)}`, progress.accuracy);
+  writeFigure("speed", `${formatNumber(progress.samples_per_s)} /s`, progress.samples_per_s);
+  writeFigure("samples", `${formatCompact(progress.samples)} samples`, progress.samples);
+  writeFigure("learning-rate", formatNumber(progress.learning_rate), progress.learning_rate);
+  writeFigure("batch", `batch ${formatCount(run.batch)}`, run.batch);
+  document.title = pageTitle(state);
+}
+
+/** Writes the times that go on by themselves; age is how old the run's last word is. */
+export function tickHead(state, age) {
+  const { run, progress } = state;
+  const running = run.state === "running";
+  const elapsed = run.elapsed_s + (running ? age : 0);
+  writeFigure("elapsed", formatClockDuration(elapsed), run.elapsed_s);
+  writeFigure("started", run.started ? `since ${formatDateTime(run.started)}` : "not started", run.started);
+  const left = progress.left_s === null ? null : Math.max(0, progress.left_s - (running ? age : 0));
+  writeFigure("left", isLive(state) ? formatClockDuration(left) : "none", progress.left_s);
+  writeFigure("ends", run.ended ? `ended ${formatDateTime(run.ended)}` : updatedText(run), run.ended ?? run.updated);
+}
+
+function updatedText(run) {
+  return run.updated ? `as of ${formatTimeOfDay(run.updated)}` : "";
+}
+
+function writeFigure(name, text, value) {
+  write(field(name), text, value ?? "");
+}
+
+function pageTitle({ run, progress }) {
+  const part = isLive({ run }) && progress.fraction > 0 ? `${formatPercent(progress.fraction)} ` : "";
+  return `${part}${run.state ?? ""} \u00b7 ${run.name ?? "Convoy"}`;
+}
+
+function renderFacts(run) {
+  const facts = {
+    Model: joined(run.model, run.parameters && `${formatCompact(run.parameters)} parameters`),
+    Data: joined(run.data, run.train_samples && `${formatCompact(run.train_samples)} train, ${formatCompact(run.test_samples)} test`),
+    Strategy: run.strategy,
+    Executor: joined(run.executor, run.threads && `${run.threads} thread${run.threads === 1 ? "" : "s"}`),
+    Device: run.device,
+    Precision: joined(run.precision, run.memory_format),
+  };
+  const known = Object.entries(facts).filter(([, text]) => text);
+  const entries = known.map(([name, text]) => {
+    const value = make("dd", { "data-test": `fact-${name.toLowerCase()}` }, String(text));
+    return make("div", {}, make("dt", {}, name), value);
+  });
+  field("facts").replaceChildren(...entries);
+}
+
+function joined(...texts) {
+  return texts.filter(Boolean).join(", ");
+}
+
+function renderProgress(progress, run) {
+  const track = field("progress");
+  const fraction = progress.fraction ?? 0;
+  track.firstElementChild.style.width = `${(100 * fraction).toFixed(2)}%`;
+  track.setAttribute("aria-valuenow", (100 * fraction).toFixed(1));
+  mark(track, "value", progress.fraction);
+  mark(track, "state", run.state);
+  write(field("fraction"), formatPercent(progress.fraction, 1), progress.fraction);
+  const epoch = `epoch ${formatCount(progress.epoch)} of ${formatCount(progress.epochs)}`;
+  const step = `step ${formatCount(progress.step)} of ${formatCount(progress.steps)}`;
+  write(field("position"), `${epoch} \u00b7 ${step} \u00b7 ${formatCount(progress.samples)} of ${formatCount(progress.total_samples)} samples`);
+}
+
+/** Answers the three questions that the page is for. */
+export function renderAnswers(state) {
+  writeAnswer("who-is-slow", ...slowAnswer(state));
+  writeAnswer("who-waits", ...waitsAnswer(state));
+  const { verdict, first, now } = waitingTrend(state);
+  const change = verdict === "unknown" ? "needs a few measurements of waiting" : `nodes spent ${formatPercent(first, 1)} of their time waiting at first, ${formatPercent(now, 1)} now`;
+  writeAnswer("getting-better", TREND_WORDS[verdict], change, verdict);
+}
+
+function slowAnswer(state) {
+  const node = costliest(state) ?? slowest(state);
+  if (node === null) return ["Nobody", "no node holds the others up", ""];
+  const part = state.run.elapsed_s > 0 ? ` (${formatPercent(node.costs_s / state.run.elapsed_s, 1)} of its time)` : "";
+  const cost = node.costs_s > 0 ? `cost the run ${formatDuration(node.costs_s)}${part}` : "cost the run nothing so far";
+  return [nodeName(state, node.node), `${cost}; ${formatNumber(node.speed)} samples/s`, node.node];
+}
+
+function waitsAnswer(state) {
+  const node = waitsMost(state);
+  if (node === null || state.nodes.length < 2) return ["Nobody", "no node waits for another", ""];
+  const culprit = mostlyFor(state, node.node);
+  const whom = culprit ? `, mostly for ${nodeName(state, culprit.for)} (${formatDuration(culprit.seconds)})` : "";
+  const detail = `${formatPercent(node.waiting, 1)} of the time${whom}`;
+  if (nobodyWaitsLong(state)) return ["Nobody for long", `${nodeName(state, node.node)} the longest: ${detail}`, node.node];
+  return [nodeName(state, node.node), detail, node.node];
+}
+
+function writeAnswer(name, word, detail, value) {
+  const answer = field(name);
+  write(answer.querySelector(".word"), word);
+  write(answer.querySelector(".detail"), detail);
+  mark(answer, "value", value);
+}
+
+export function renderStaleness(state) {
+  const { staleness } = state;
+  const counts = staleness?.counts ?? [];
+  const sum = counts.reduce((all, count) => all + count, 0);
+  const sentence = staleness === null ? "This strategy has no stale updates." : `${formatCount(sum)} updates, ${formatNumber(staleness.mean)} versions behind on average.`;
+  write(field("staleness-sentence"), sentence);
+  const most = Math.max(1, ...counts);
+  field("staleness").replaceChildren(...counts.map((count, place) => {
+    const label = `${place}${place === counts.length - 1 && place > 0 ? "+" : ""}`;
+    return stalenessBar(count, label, count / most);
+  }));
+}
+
+function stalenessBar(count, label, height) {
+  const column = make("span", { class: "column-bar", "aria-hidden": "true" });
+  column.style.height = `${(100 * height).toFixed(1)}%`;
+  const number = make("span", { class: "number" }, formatCompact(count));
+  return make("li", { "data-test": "staleness-bar", "data-staleness": label, "data-count": count, title: `${formatCount(count)} updates were ${label} versions behind` },
+    make("span", { class: "well" }, number, column), make("span", { class: "place" }, label));
+}
+
+export function renderCounts(state) {
+  const entries = COUNTED.map((name) => {
+    const value = state.counts[name];
+    const number = make("dd", { "data-test": `count-${name}`, "data-value": value ?? "" }, formatCount(value));
+    return make("div", {}, make("dt", {}, name), number);
+  });
+  field("counts").replaceChildren(...entries);
+}
+
+export function renderRefused(state) {
+  field("refused-empty").hidden = state.refused.length > 0;
+  field("refused").replaceChildren(...state.refused.map(({ reason, count }) => {
+    const number = make("span", { class: "number" }, formatCount(count));
+    return make("li", { "data-test": "refused-row", "data-count": count }, number, String(reason));
+  }));
+}
+
+/** The list of events: newest first, only ever added to at its top, and never longer than MAX_LOG_ROWS. */
+export class EventList {
+  constructor() {
+    this.list = field("log");
+    this.level = "all";
+    this.last = -Infinity;
+  }
+
+  filter(level, state) {
+    this.level = level;
+    this.clear();
+    this.show(state);
+  }
+
+  clear() {
+    this.list.replaceChildren();
+    this.last = -Infinity;
+  }
+
+  show(state) {
+    const newest = state.log.at(-1)?.number ?? -Infinity;
+    // Numbers that go back belong to another run, or to a server that started again.
+    if (newest < this.last) this.clear();
+    const fresh = state.log.filter((entry) => entry.number > this.last && this.passes(entry)).slice(-MAX_LOG_ROWS);
+    this.last = newest;
+    this.list.prepend(...fresh.reverse().map((entry) => eventRow(entry, state)));
+    while (this.list.childElementCount > MAX_LOG_ROWS) this.list.lastElementChild.remove();
+    const empty = this.list.childElementCount === 0;
+    write(field("log-empty"), this.level === "all" ? "nothing happened yet" : "no warnings and no faults");
+    field("log-empty").hidden = !empty;
+    this.list.hidden = empty;
+  }
+
+  passes(entry) {
+    return this.level === "all" || entry.level !== "info";
+  }
+}
+
+function eventRow({ number, time, event, node, level, text }, state) {
+  const moment = make("time", { title: formatDateTime(time) }, formatTimeOfDay(time));
+  const who = node === null || node === undefined ? UNKNOWN : nodeName(state, node);
+  return make("li", { "data-test": "log-row", "data-level": level, "data-number": number, "data-event": event ?? "" },
+    moment, make("span", { class: "level" }, level), make("span", { class: "who" }, who), make("span", { class: "text" }, text ?? ""));
+}
