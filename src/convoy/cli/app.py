@@ -12,6 +12,7 @@ from convoy.cli.doctor import doctor
 from convoy.cli.join import join
 from convoy.cli.lead import lead
 from convoy.cli.replay import replay
+from convoy.cli.report import report
 from convoy.cli.runs import runs
 from convoy.cli.slurm import slurm
 from convoy.cli.trace import trace
@@ -30,6 +31,7 @@ app.command(lead)
 app.command(join)
 app.command(slurm)
 app.command(runs)
+app.command(report)
 app.command(watch)
 app.command(replay)
 app.command(trace)

@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from convoy.cli.compare import compare
 from convoy.storage.runfolder import DEFAULT_ROOT
 
 runs = cyclopts.App(name="runs", help="Look at past runs.")
+runs.command(compare)
 
 
 @runs.command(name="list")
