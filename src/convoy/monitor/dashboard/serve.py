@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from convoy.monitor.dashboard.address import Tls
 from convoy.monitor.dashboard.feed import Feed
 
+_LAST_NEWS_S = 1.5  # for pages to hear how a run has ended
 _LAST_WORDS_S = 1  # for answers that are under way when the server ends
 
 
@@ -63,11 +64,22 @@ def serve(
         stop = asyncio.Event()
         _stop_on_signals(stop.set)
         if is_beside:
-            # Nothing is ever written there: it becomes readable when the other process is gone.
-            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+            _stop_with_the_other(stop.set)
         await serve_until(stop, app, feed, listener, tls)
 
     asyncio.run(run())
+
+
+def _stop_with_the_other(stop: Callable[[], None]) -> None:
+    """Stop when the process at the other end of standard input is gone, after its last words."""
+    loop, pipe = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def note_end() -> None:
+        loop.remove_reader(pipe)
+        loop.call_later(_LAST_NEWS_S, stop)
+
+    # Nothing is ever written there: it becomes readable when it is closed.
+    loop.add_reader(pipe, note_end)
 
 
 def _stop_on_signals(stop: Callable[[], None]) -> None:
