@@ -66,7 +66,7 @@ def events(
             found += [(_step(epoch, part, samples, accuracy), when)]
             found += [(_nodes(len(names), epoch, part), when)] if names else []
         found.append((_evaluation(epoch, accuracy, epoch_s), epoch_s * epoch))
-    if strategy != "lockstep":
+    if strategy == "server":
         nodes = list(range(len(names)))
         staleness = StalenessEvent(step=9, counts=[5, 9, 4, 2], nodes=nodes, latest=nodes)
         found.append((staleness, epoch_s * len(accuracies)))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    *runs: Path,
+    *runs: Annotated[Path, Parameter(json_list=False)],  # a folder's name may begin with [
     html: Path | None = None,
     png: Path | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,

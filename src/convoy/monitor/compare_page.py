@@ -18,7 +18,7 @@ th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px soli
   vertical-align: top; }
 thead th { border-bottom: 2px solid #8a939c; white-space: nowrap; }
 tbody th { font-weight: 600; overflow-wrap: anywhere; }
-td.number { text-align: right; }
+td { white-space: nowrap; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 1rem; }
 figure { margin: 0; } figcaption { font-weight: 600; }

@@ -10,7 +10,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 # Lengths of strokes and gaps, in widths of the line; () is a line without gaps.
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (1, 1.2), (6, 1.5, 1, 1.5), (3, 1, 1, 1))
 
-_LONGEST_NAME = 28
 _UNITS = ((180.0, 1.0, "s"), (3 * 3600.0, 60.0, "min"), (math.inf, 3600.0, "h"))
 
 
@@ -53,8 +52,9 @@ class Curve:
 
 def number(cell: object) -> float | None:
     """Return a cell that is a number, else None: files that anyone may edit hold others too."""
-    good = isinstance(cell, int | float) and not isinstance(cell, bool) and math.isfinite(cell)
-    return cell if good else None
+    if isinstance(cell, bool) or not isinstance(cell, int | float):
+        return None
+    return cell if math.isfinite(cell) else None
 
 
 def time_unit(curves: Sequence[Curve]) -> tuple[float, str]:
@@ -63,7 +63,12 @@ def time_unit(curves: Sequence[Curve]) -> tuple[float, str]:
     return next((length, sign) for limit, length, sign in _UNITS if longest <= limit)
 
 
-def short(name: object) -> str:
-    """Return a name that fits a legend: on one line, and cut off where it is very long."""
-    text = " ".join(str(name).split())
-    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+def short(name: object, letters: int = 28) -> str:
+    """Return a name that fits a legend: on one line, and without the middle of a very long one.
+
+    >>> short("20261116-101500-lenet5-fashion-mini-2")
+    '20261116-10150…ashion-mini-2'
+    """
+    text = " ".join(str(name).encode("utf-8", "replace").decode().split())
+    half = letters // 2
+    return text if len(text) <= letters else f"{text[:half]}…{text[half + 1 - letters :]}"

@@ -15,7 +15,7 @@ _LEGEND_ROW = 0.17  # inches: the panels keep their height, however many curves 
 _LETTERS_AN_INCH = 16.5  # of a legend
 _DOTS_PER_INCH = 300
 _MARKERS_A_CURVE = 8
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -77,18 +77,23 @@ class Figure:
         self, seconds: Sequence[Sequence[float]], names: list[str], *, numbers: bool
     ) -> None:
         """Draw how long each row's node waited for each column's; dark is long."""
+        from matplotlib import rc_context
+
         axes, places = self.panels[0], range(len(names))
+        self._canvas.set_size_inches(_WIDTH, _HEIGHT + max(0.0, 0.3 * (len(names) - 4)))
         image = axes.imshow(seconds, cmap="Blues", vmin=0)
-        axes.set_xticks(places, names, rotation=30, ha="right", rotation_mode="anchor")
-        axes.set_yticks(places, names)
+        with rc_context(_STYLE):
+            names = [short(name, 14) for name in names]
+            axes.set_xticks(places, names, rotation=30, ha="right", rotation_mode="anchor")
+            axes.set_yticks(places, names)
+            self._canvas.colorbar(image, ax=axes, label="time (s)")
         axes.grid(visible=False)
         axes.set_xlabel("for this node")
         axes.set_ylabel("this node waited")
-        self._canvas.colorbar(image, ax=axes, label="time (s)")
         longest = max(max(row) for row in seconds)
         for i, j in itertools.product(places, places) if numbers else ():
             colour = "#ffffff" if seconds[i][j] > 0.6 * longest else "#000000"
-            text = "-" if i == j else f"{seconds[i][j]:.3g}"
+            text = "-" if i == j else f"{seconds[i][j]:.{'0f' if seconds[i][j] >= 10 else '2g'}}"
             axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=7)
 
     def save(self, path: Path) -> None:
