@@ -163,6 +163,8 @@ def test_a_lost_node_is_marked_and_comes_back() -> None:
     assert two["reason"] == "node 2 is lost: killed"
     assert snapshot["counts"]["faults"] == 1
     assert snapshot["log"][-1]["level"] == "fault"
+    late = view_of(*events, nodes([1.0, 1.0], [50, 50])).snapshot()["nodes"][1]  # of before
+    assert (late["state"], late["share"], late["samples"]) == ("lost", 0.0, 100)
     group = GroupEvent(quorum=2, step=9, nodes=[0, 1], pause_s=0.1, reason="a node joined")
     again = view_of(*events, join(1), group).snapshot()["nodes"][1]
     assert (again["state"], again["faults"], again["reason"]) == ("training", 1, "")

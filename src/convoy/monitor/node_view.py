@@ -27,6 +27,11 @@ class NodeView:
     joined: float = 0.0
     faults: int = 0
 
+    @property
+    def is_here(self) -> bool:
+        """Tell whether it takes part, or is about to."""
+        return self.state in ("ready", "training")
+
     def join(self, event: JoinEvent, when: float) -> None:
         """Take in that it is there, maybe again."""
         self.name, self.device, self.pid = event.name, event.device, event.pid

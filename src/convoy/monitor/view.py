@@ -260,15 +260,16 @@ class RunView:
         }
         for j, number in enumerate(event.nodes):
             node, name = self._node(number), str(number)
-            node.train(when)
-            node.speed = event.speeds[j]
-            node.share, node.predicted_share = event.samples[j] / trained, event.speeds[j] / speed
+            real, predicted = event.samples[j] / trained, event.speeds[j] / speed
+            if node.is_here:  # else this is about the time before it went
+                node.train(when)
+                node.speed, node.share, node.predicted_share = event.speeds[j], real, predicted
             node.samples += event.samples[j]
             node.busy_s += event.busy_s[j]
             node.waiting_s += event.waiting_s[j]
             spent = event.busy_s[j] + event.waiting_s[j]
-            rows["speed"][name] = node.speed
-            rows["real"][name], rows["predicted"][name] = node.share, node.predicted_share
+            rows["speed"][name] = event.speeds[j]
+            rows["real"][name], rows["predicted"][name] = real, predicted
             rows["waiting"][name] = event.waiting_s[j] / spent if spent else 0.0
         for kind, row in rows.items():
             self.series[kind].append(_finite(row))
