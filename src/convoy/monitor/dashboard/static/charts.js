@@ -9,12 +9,14 @@ const MARKER_SIZE = 3.6;
 const MARKER_SPACING = 90;
 const DASHED = [5, 4];
 const FONT = "11px system-ui, sans-serif";
-const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800];
+const TIME_STEPS = [
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800,
+];
 const charts = [];
 
 const PLANS = {
   loss: {
-    axis: "choice", format: formatNumber, range: fromZero,
+    axis: "choice", format: formatNumber, tick: formatCompact, range: fromZero,
     lines: (state, x) => learningLines(state, x, "loss"),
   },
   accuracy: {
@@ -66,7 +68,9 @@ function learningLines(state, x, what) {
 function paceLines(state, x) {
   return [
     line(state.series.train, x, "samples_per_s", { label: "samples/s", colour: "--train" }),
-    line(state.series.train, x, "learning_rate", { label: "learning rate", colour: "--test", dash: DASHED, scale: "right" }),
+    line(state.series.train, x, "learning_rate", {
+      label: "learning rate", colour: "--test", dash: DASHED, scale: "right",
+    }),
   ];
 }
 
@@ -121,6 +125,8 @@ class Chart {
     this.legend = make("ul", { class: "legend" });
     this.empty = make("p", { class: "empty" }, "nothing measured yet");
     this.hidden = new Set();
+    this.plot = null;
+    this.key = null;
     mark(host, "test", `chart-${name}`);
     host.append(this.canvas, this.legend, this.empty);
     whenResized(host, () => this.plot?.setSize(this.size()));
@@ -131,7 +137,10 @@ class Chart {
     this.empty.hidden = lines.length > 0;
     mark(this.host, "points", Math.max(0, ...lines.map((each) => each.x.length)));
     const key = JSON.stringify([axis, lines.map((each) => [each.label, each.quiet])]);
+    const values = lines.flatMap((each) => [each.x, each.y]);
     if (key !== this.key) this.rebuild(key, lines, axis);
+    else if (values.every((column, index) => column === this.values[index])) return;
+    this.values = values;
     if (lines.length === 0) return;
     this.data = aligned(lines);
     this.plot.setData(this.data);
@@ -156,7 +165,7 @@ class Chart {
     const { plan } = this;
     return {
       ...this.size(),
-      padding: [8, plan.right ? 0 : 12, 0, 0],
+      padding: [8, plan.right ? 0 : 18, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, y: false, sync: { key: axis }, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: plan.range }, right: { range: fromZero } },
@@ -177,7 +186,13 @@ class Chart {
       stroke: () => colour(each.colour),
       width: each.bare ? 0 : each.quiet ? 1.25 : 1.75,
       dash: each.dash,
-      points: { show: Boolean(each.points), size: each.bare ? 5 : 6, width: 1.25, stroke: () => colour(each.colour), fill: () => colour(each.bare ? each.colour : "--panel") },
+      points: {
+        show: Boolean(each.points),
+        size: each.bare ? 5 : 6,
+        width: 1.25,
+        stroke: () => colour(each.colour),
+        fill: () => colour(each.bare ? each.colour : "--panel"),
+      },
     };
   }
 
@@ -200,12 +215,14 @@ class Chart {
   /** Writes what lies under the cursor; the last values if there is none. */
   writeLegend(places) {
     if (!this.data) return;
+    const values = this.lines.map((each, index) => this.valueText(each, index + 1, places));
     const texts = this.entries.map(({ label, value }) => {
-      const values = this.lines.flatMap((each, index) => (each.label === label ? [this.valueText(each, index + 1, places)] : []));
-      write(value, values.join(" / "));
-      return `${label} ${values.join(" / ")}`;
+      const own = values.filter((text, index) => this.lines[index].label === label).join(" / ");
+      write(value, own);
+      return `${label} ${own}`;
     });
-    if (!places) this.canvas.setAttribute("aria-label", `${this.host.firstElementChild.textContent}. Last: ${texts.join(", ")}`);
+    const caption = this.host.firstElementChild.textContent;
+    if (!places) this.canvas.setAttribute("aria-label", `${caption}. Last: ${texts.join(", ")}`);
   }
 
   valueText(each, index, places) {
@@ -224,14 +241,14 @@ function chartAxes(plan, axis) {
     ticks: { show: false },
   };
   const texts = (format) => (plot, values) => values.map((value) => format(value));
-  const tick = plan.tick ?? plan.format;
   const x = axis === "time" ? { values: texts(formatAxisTime), incrs: TIME_STEPS } : { values: texts(formatCompact) };
   const axes = [
-    { ...common, ...x, space: 64, size: 26, gap: 4 },
-    { ...common, values: texts((value) => tick(value)), space: 34, size: 46, gap: 4 },
+    { ...common, ...x, space: 52, size: 26, gap: 4 },
+    { ...common, values: texts(plan.tick), space: 34, size: 46, gap: 4 },
   ];
   if (plan.right) {
-    axes.push({ ...common, scale: "right", side: 1, grid: { show: false }, values: texts(plan.right), space: 34, size: 46, gap: 4 });
+    const right = { scale: "right", side: 1, grid: { show: false }, values: texts(formatCompact) };
+    axes.push({ ...common, ...right, space: 34, size: 46, gap: 4 });
   }
   return axes;
 }
@@ -260,7 +277,8 @@ function drawMarkers(plot, lines) {
       drawMarker(plot, each, left, plot.valToPos(ys[place], "y", true));
       next += spacing * Math.ceil((left - next + 1) / spacing);
     }
-    if (last !== null) drawMarker(plot, each, plot.valToPos(xs[last], "x", true), plot.valToPos(ys[last], "y", true));
+    if (last === null) return;
+    drawMarker(plot, each, plot.valToPos(xs[last], "x", true), plot.valToPos(ys[last], "y", true));
   });
 }
 
@@ -281,7 +299,8 @@ function drawMarker(plot, each, left, top) {
 
 function swatch(each) {
   if (each.shape) return nodeGlyph(each.node);
-  const sample = each.bare ? makeSvg("circle", { cx: 9, cy: 4, r: 2.5 }) : makeSvg("path", { d: "M0 4H18", "stroke-width": 2 });
+  const dot = makeSvg("circle", { cx: 9, cy: 4, r: 2.5 });
+  const sample = each.bare ? dot : makeSvg("path", { d: "M0 4H18", "stroke-width": 2 });
   if (each.dash) sample.setAttribute("stroke-dasharray", each.dash.join(" "));
   if (each.bare) sample.style.fill = `var(${each.colour})`;
   sample.style.stroke = `var(${each.colour})`;

@@ -6,7 +6,7 @@ const MINUTE = 60;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
 const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 function known(value) {
   return typeof value === "number" && Number.isFinite(value);
@@ -72,6 +72,14 @@ export function formatAgo(seconds) {
 export function formatTimeOfDay(unix) {
   if (!known(unix)) return UNKNOWN;
   return new Date(1000 * unix).toLocaleTimeString("en-GB");
+}
+
+/** For where there is little room: "17 Nov, 10:22". */
+export function formatShortDateTime(unix) {
+  if (!known(unix)) return UNKNOWN;
+  const date = new Date(1000 * unix);
+  const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return `${day}, ${date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })}`;
 }
 
 export function formatDateTime(unix) {

@@ -79,15 +79,18 @@ class Page {
     tickNodes(this.state, now / 1000, live);
   }
 
+  /** What happened is read aloud once; the time since then only stands there. */
   tickBanner() {
     const banner = field("banner");
     banner.hidden = this.lost === null;
     if (this.lost === null) return;
+    const known = this.state.run.state !== undefined;
+    const over = known && !isLive(this.state);
     const since = formatClockDuration((Date.now() - this.lost) / 1000);
-    const over = this.state.run.state !== undefined && !isLive(this.state);
-    const what = over ? "The run is over, and its server is gone" : `Connection lost ${since} ago, trying again`;
-    write(banner, `${what}. This is what was known at ${formatTimeOfDay(this.told / 1000)}.`);
+    const asOf = known ? ` This is what was known at ${formatTimeOfDay(this.told / 1000)}.` : "";
     banner.dataset.over = over ? "yes" : "no";
+    write(field("banner-what"), over ? "The run is over, and its server is gone." : "Connection lost, trying again.");
+    write(field("banner-since"), over ? asOf : `For ${since} now.${asOf}`);
   }
 }
 

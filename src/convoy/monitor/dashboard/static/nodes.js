@@ -29,6 +29,8 @@ export function renderNodes(state) {
   const lines = state.nodes.map((node) => nodeRows.get(node.node).line);
   if (lines.some((line, index) => body.children[index] !== line)) body.replaceChildren(...lines);
   write(field("nodes-summary"), nodesSummary(state.nodes));
+  field("nodes-empty").hidden = state.nodes.length > 0;
+  field("nodes-filled").hidden = state.nodes.length === 0;
 }
 
 /** Writes how long ago each node was seen: the only cells that change while nothing happens. */
@@ -38,7 +40,7 @@ export function tickNodes(state, now, live) {
     if (row === undefined) continue;
     const gone = node.state === "left" || node.state === "lost";
     const text = live && !gone ? formatAgo(now - node.last_seen) : formatTimeOfDay(node.last_seen);
-    write(row["last-seen"].main, node.last_seen === null ? UNKNOWN : text, node.last_seen);
+    writeCell(row["last-seen"], node.last_seen === null ? UNKNOWN : text, node.last_seen);
     row["last-seen"].cell.title = formatDateTime(node.last_seen);
   }
 }
@@ -69,10 +71,10 @@ function nodeRow(node) {
     line.append(cell);
   }
   row.name.cell.prepend(nodeGlyph(node));
-  row.spark = makeSvg("path", { fill: "none" });
-  row.spark.style.stroke = `var(${nodeColour(node)})`;
-  const spark = makeSvg("svg", { class: "spark", viewBox: `0 0 ${SPARK_WIDTH} ${SPARK_HEIGHT}`, "aria-hidden": "true" }, row.spark);
-  row.speed.main.after(spark);
+  row.spark = makeSvg("path");
+  row.spark.style.fill = `var(${nodeColour(node)})`;
+  const view = { viewBox: `0 0 ${SPARK_WIDTH} ${SPARK_HEIGHT}`, preserveAspectRatio: "none" };
+  row.speed.main.after(makeSvg("svg", { class: "spark", "aria-hidden": "true", ...view }, row.spark));
   row.share.bar = bar(row.share.main, nodeColour(node));
   row.waiting.bar = bar(row.waiting.main, "--waiting");
   return row;
@@ -94,13 +96,8 @@ function writeNodeRow(row, node, state, scale) {
   row.state.cell.title = node.reason ?? "";
   writeCell(row.speed, formatNumber(node.speed), node.speed);
   row.spark.setAttribute("d", sparkPath(state.series.speed?.columns[node.node] ?? [], scale.speed));
-  writeCell(row.share, formatPercent(node.share, 1), node.share);
-  mark(row.share.cell, "predicted", node.predicted_share);
-  row.share.cell.title = `its speed asks for ${formatPercent(node.predicted_share, 1)}`;
-  fillBar(row.share.bar, node.share / scale.share, node.predicted_share === null ? null : node.predicted_share / scale.share);
-  writeCell(row.waiting, formatPercent(node.waiting, 1), node.waiting, formatDuration(node.waiting_s));
-  row.waiting.cell.title = `waited ${formatDuration(node.waiting_s)}, worked ${formatDuration(node.busy_s)}`;
-  fillBar(row.waiting.bar, node.waiting, null);
+  writeShare(row.share, node, scale.share);
+  writeWaiting(row.waiting, node);
   writeCell(row.staleness, formatNumber(node.staleness), node.staleness);
   writeCell(row.samples, formatCompact(node.samples), node.samples);
   row.samples.cell.title = formatCount(node.samples);
@@ -108,6 +105,20 @@ function writeNodeRow(row, node, state, scale) {
   mark(row.faults.cell, "some", node.faults > 0 ? "yes" : "no");
   const makes = node.makes_wait_s > 0 ? `others waited ${formatDuration(node.makes_wait_s)}` : "";
   writeCell(row.costs, formatDuration(node.costs_s), node.costs_s, makes);
+}
+
+function writeShare(parts, node, full) {
+  const asked = node.predicted_share;
+  writeCell(parts, formatPercent(node.share, 1), node.share, `asks for ${formatPercent(asked, 1)}`);
+  mark(parts.cell, "predicted", asked);
+  fillBar(parts.bar, node.share / full, asked > 0 ? asked / full : null);
+}
+
+function writeWaiting(parts, node) {
+  const waited = formatDuration(node.waiting_s);
+  writeCell(parts, formatPercent(node.waiting, 1), node.waiting, `${waited} in all`);
+  parts.cell.title = `waited ${waited}, worked ${formatDuration(node.busy_s)}`;
+  fillBar(parts.bar, node.waiting, null);
 }
 
 function deviceText(node) {
@@ -131,19 +142,16 @@ function percent(part) {
   return `${(100 * Math.min(1, Math.max(0, part || 0))).toFixed(1)}%`;
 }
 
+/** The speed of late as an area from zero: how high it is shows who is slow, its outline how steady it is. */
 function sparkPath(values, highest) {
   const recent = values.slice(-SPARK_POINTS);
-  let pen = "M";
-  return recent.map((value, index) => {
-    if (value === null) {
-      pen = "M";
-      return "";
-    }
-    const left = (index * SPARK_WIDTH) / Math.max(1, recent.length - 1);
-    const point = `${pen}${left.toFixed(1)} ${(SPARK_HEIGHT - 1 - (value / highest) * (SPARK_HEIGHT - 2)).toFixed(1)}`;
-    pen = "L";
-    return point;
-  }).join("");
+  const width = SPARK_WIDTH / Math.max(1, recent.length);
+  const areas = recent.map((value, index) => {
+    if (value === null) return "";
+    const [left, right] = [(index * width).toFixed(1), ((index + 1) * width).toFixed(1)];
+    return `M${left} ${SPARK_HEIGHT}V${(SPARK_HEIGHT * (1 - value / highest)).toFixed(1)}H${right}V${SPARK_HEIGHT}Z`;
+  });
+  return areas.join("");
 }
 
 export function renderWaits(state) {
@@ -155,14 +163,15 @@ export function renderWaits(state) {
 
 /** One sentence: who holds the others up, and by how much. */
 export function waitsSentence(state) {
-  if (state.nodes.length < 2) return "One node has nobody to wait for.";
+  if (state.nodes.length === 0) return "No node has joined yet.";
+  if (state.nodes.length === 1) return "One node has nobody to wait for.";
   const culprit = costliest(state);
   if (culprit === null) return "Nobody waits long.";
   const name = nodeName(state, culprit.node);
   const far = isLive(state) ? " so far" : "";
-  const cost = `it cost the run ${formatDuration(culprit.costs_s)}${far}; others waited ${formatDuration(culprit.makes_wait_s)} for it.`;
-  if (nobodyWaitsLong(state)) return `Nobody waits long. ${name} is the slowest: ${cost}`;
-  return `${name} is the slowest: ${cost}`;
+  const others = `others waited ${formatDuration(culprit.makes_wait_s)} for it`;
+  const sentence = `${name} is the slowest: it cost the run ${formatDuration(culprit.costs_s)}${far}; ${others}.`;
+  return nobodyWaitsLong(state) ? `Nobody waits long. ${sentence}` : sentence;
 }
 
 /** The nodes with most waiting, by or for them, in their usual order. */
@@ -180,7 +189,7 @@ function matrixNodes(state) {
 function waitsTable(state, nodes) {
   const longest = Math.max(1e-9, ...state.waits.map((wait) => wait.seconds));
   const seconds = new Map(state.waits.map((wait) => [`${wait.node} ${wait.for}`, wait.seconds]));
-  const heads = nodes.map((node) => make("th", { scope: "col" }, nodeGlyph(node), nodeName(state, node)));
+  const heads = nodes.map((node) => make("th", { scope: "col" }, nodeGlyph(node), make("span", {}, nodeName(state, node))));
   const rows = nodes.map((waiter) => {
     const cells = nodes.map((culprit) => waitsCell(waiter, culprit, seconds.get(`${waiter} ${culprit}`), longest));
     return make("tr", {}, make("th", { scope: "row" }, nodeGlyph(waiter), nodeName(state, waiter)), ...cells);

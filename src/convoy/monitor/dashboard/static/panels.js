@@ -1,7 +1,7 @@
 // The small panels: head, answers at a glance, staleness, counts, refused updates, events.
 
-import { UNKNOWN, formatClockDuration, formatCompact, formatCount, formatDateTime, formatDuration, formatNumber, formatPercent, formatTimeOfDay } from "./format.js";
-import { field, make, mark, write } from "./elements.js";
+import { formatClockDuration, formatCompact, formatCount, formatDateTime, formatDuration, formatNumber, formatPercent, formatShortDateTime, formatTimeOfDay } from "./format.js";
+import { field, make, mark, nodeGlyph, write } from "./elements.js";
 import { costliest, isLive, mostlyFor, nobodyWaitsLong, nodeName, slowest, waitingTrend, waitsMost } from "./state.js";
 
 const MAX_LOG_ROWS = 200;
@@ -22,7 +22,7 @@ export function renderHead(state) {
   writeFigure("test-loss", formatNumber(progress.test_loss), progress.test_loss);
   writeFigure("loss", formatNumber(progress.loss), progress.loss);
   writeFigure("accuracy", `accuracy ${formatPercent(progress.accuracy, 1)}`, progress.accuracy);
-  writeFigure("speed", `${formatNumber(progress.samples_per_s)} /s`, progress.samples_per_s);
+  writeFigure("speed", formatNumber(progress.samples_per_s), progress.samples_per_s);
   writeFigure("samples", `${formatCompact(progress.samples)} samples`, progress.samples);
   writeFigure("learning-rate", formatNumber(progress.learning_rate), progress.learning_rate);
   writeFigure("batch", `batch ${formatCount(run.batch)}`, run.batch);
@@ -33,12 +33,14 @@ export function renderHead(state) {
 export function tickHead(state, age) {
   const { run, progress } = state;
   const running = run.state === "running";
-  const elapsed = run.elapsed_s + (running ? age : 0);
+  const elapsed = run.started === null ? null : run.elapsed_s + (running ? age : 0);
   writeFigure("elapsed", formatClockDuration(elapsed), run.elapsed_s);
-  writeFigure("started", run.started ? `since ${formatDateTime(run.started)}` : "not started", run.started);
+  writeFigure("started", run.started ? `since ${formatShortDateTime(run.started)}` : "not started", run.started);
   const left = progress.left_s === null ? null : Math.max(0, progress.left_s - (running ? age : 0));
   writeFigure("left", isLive(state) ? formatClockDuration(left) : "none", progress.left_s);
-  writeFigure("ends", run.ended ? `ended ${formatDateTime(run.ended)}` : updatedText(run), run.ended ?? run.updated);
+  field("started").title = formatDateTime(run.started);
+  field("ends").title = formatDateTime(run.ended ?? run.updated);
+  writeFigure("ends", run.ended ? `ended ${formatShortDateTime(run.ended)}` : updatedText(run), run.ended ?? run.updated);
 }
 
 function updatedText(run) {
@@ -56,10 +58,10 @@ function pageTitle({ run, progress }) {
 
 function renderFacts(run) {
   const facts = {
-    Model: joined(run.model, run.parameters && `${formatCompact(run.parameters)} parameters`),
-    Data: joined(run.data, run.train_samples && `${formatCompact(run.train_samples)} train, ${formatCompact(run.test_samples)} test`),
+    Model: joined(run.model, counted(run.parameters, "parameters")),
+    Data: joined(run.data, counted(run.train_samples, "train"), counted(run.test_samples, "test")),
     Strategy: run.strategy,
-    Executor: joined(run.executor, run.threads && `${run.threads} thread${run.threads === 1 ? "" : "s"}`),
+    Executor: joined(run.executor, counted(run.threads, run.threads === 1 ? "thread" : "threads")),
     Device: run.device,
     Precision: joined(run.precision, run.memory_format),
   };
@@ -75,6 +77,10 @@ function joined(...texts) {
   return texts.filter(Boolean).join(", ");
 }
 
+function counted(number, what) {
+  return number ? `${formatCompact(number)} ${what}` : "";
+}
+
 function renderProgress(progress, run) {
   const track = field("progress");
   const fraction = progress.fraction ?? 0;
@@ -83,18 +89,30 @@ function renderProgress(progress, run) {
   mark(track, "value", progress.fraction);
   mark(track, "state", run.state);
   write(field("fraction"), formatPercent(progress.fraction, 1), progress.fraction);
+  write(field("position"), progress.steps > 0 ? positionText(progress) : "");
+}
+
+function positionText(progress) {
   const epoch = `epoch ${formatCount(progress.epoch)} of ${formatCount(progress.epochs)}`;
   const step = `step ${formatCount(progress.step)} of ${formatCount(progress.steps)}`;
-  write(field("position"), `${epoch} \u00b7 ${step} \u00b7 ${formatCount(progress.samples)} of ${formatCount(progress.total_samples)} samples`);
+  const samples = `${formatCount(progress.samples)} of ${formatCount(progress.total_samples)} samples`;
+  return [epoch, step, samples].join(" \u00b7 ");
 }
 
 /** Answers the three questions that the page is for. */
 export function renderAnswers(state) {
   writeAnswer("who-is-slow", ...slowAnswer(state));
   writeAnswer("who-waits", ...waitsAnswer(state));
+  writeAnswer("getting-better", ...trendAnswer(state));
+}
+
+function trendAnswer(state) {
   const { verdict, first, now } = waitingTrend(state);
-  const change = verdict === "unknown" ? "needs a few measurements of waiting" : `nodes spent ${formatPercent(first, 1)} of their time waiting at first, ${formatPercent(now, 1)} now`;
-  writeAnswer("getting-better", TREND_WORDS[verdict], change, verdict);
+  const word = TREND_WORDS[verdict];
+  if (verdict === "unknown") return [word, "waiting was not measured often enough yet", verdict];
+  const late = isLive(state) ? "now" : "at last";
+  const change = `nodes waited ${formatPercent(first, 1)} of the time at first, ${formatPercent(now, 1)} ${late}`;
+  return [word, change, verdict];
 }
 
 function slowAnswer(state) {
@@ -117,6 +135,10 @@ function waitsAnswer(state) {
 
 function writeAnswer(name, word, detail, value) {
   const answer = field(name);
+  if (answer.dataset.value !== String(value)) {
+    answer.querySelector(".glyph")?.remove();
+    if (typeof value === "number") answer.querySelector(".word").before(nodeGlyph(value));
+  }
   write(answer.querySelector(".word"), word);
   write(answer.querySelector(".detail"), detail);
   mark(answer, "value", value);
@@ -126,8 +148,8 @@ export function renderStaleness(state) {
   const { staleness } = state;
   const counts = staleness?.counts ?? [];
   const sum = counts.reduce((all, count) => all + count, 0);
-  const sentence = staleness === null ? "This strategy has no stale updates." : `${formatCount(sum)} updates, ${formatNumber(staleness.mean)} versions behind on average.`;
-  write(field("staleness-sentence"), sentence);
+  const mean = `${formatCount(sum)} updates, ${formatNumber(staleness?.mean)} versions behind on average.`;
+  write(field("staleness-sentence"), staleness === null ? "This strategy has no stale updates." : mean);
   const most = Math.max(1, ...counts);
   field("staleness").replaceChildren(...counts.map((count, place) => {
     const label = `${place}${place === counts.length - 1 && place > 0 ? "+" : ""}`;
@@ -139,7 +161,8 @@ function stalenessBar(count, label, height) {
   const column = make("span", { class: "column-bar", "aria-hidden": "true" });
   column.style.height = `${(100 * height).toFixed(1)}%`;
   const number = make("span", { class: "number" }, formatCompact(count));
-  return make("li", { "data-test": "staleness-bar", "data-staleness": label, "data-count": count, title: `${formatCount(count)} updates were ${label} versions behind` },
+  const title = `${formatCount(count)} updates were ${label} versions behind`;
+  return make("li", { "data-test": "staleness-bar", "data-staleness": label, "data-count": count, title },
     make("span", { class: "well" }, number, column), make("span", { class: "place" }, label));
 }
 
@@ -183,9 +206,9 @@ export class EventList {
     const newest = state.log.at(-1)?.number ?? -Infinity;
     // Numbers that go back belong to another run, or to a server that started again.
     if (newest < this.last) this.clear();
-    const fresh = state.log.filter((entry) => entry.number > this.last && this.passes(entry)).slice(-MAX_LOG_ROWS);
+    const fresh = state.log.filter((entry) => entry.number > this.last && this.passes(entry));
     this.last = newest;
-    this.list.prepend(...fresh.reverse().map((entry) => eventRow(entry, state)));
+    this.list.prepend(...fresh.slice(-MAX_LOG_ROWS).reverse().map((entry) => eventRow(entry, state)));
     while (this.list.childElementCount > MAX_LOG_ROWS) this.list.lastElementChild.remove();
     const empty = this.list.childElementCount === 0;
     write(field("log-empty"), this.level === "all" ? "nothing happened yet" : "no warnings and no faults");
@@ -200,7 +223,9 @@ export class EventList {
 
 function eventRow({ number, time, event, node, level, text }, state) {
   const moment = make("time", { title: formatDateTime(time) }, formatTimeOfDay(time));
-  const who = node === null || node === undefined ? UNKNOWN : nodeName(state, node);
-  return make("li", { "data-test": "log-row", "data-level": level, "data-number": number, "data-event": event ?? "" },
-    moment, make("span", { class: "level" }, level), make("span", { class: "who" }, who), make("span", { class: "text" }, text ?? ""));
+  const who = node === null || node === undefined ? "" : nodeName(state, node);
+  const about = { "data-level": level, "data-number": number, "data-event": event ?? "", "data-node": node ?? "" };
+  const cell = (name, content) => make("span", { class: name }, content);
+  return make("li", { "data-test": "log-row", ...about },
+    moment, cell("level", level), cell("who", who), cell("text", text ?? ""));
 }

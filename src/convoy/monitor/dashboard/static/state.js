@@ -126,22 +126,25 @@ export function mostlyFor(state, node) {
 
 /** Waiting at first and now, and what that means: better | worse | steady | unknown. */
 export function waitingTrend(state) {
-  const columns = state.series.waiting?.columns ?? {};
-  const count = lengthOf(columns);
-  if (count < ENOUGH_POINTS) return { verdict: "unknown", first: null, now: null };
-  const first = meanOfNodes(columns, 0, Math.ceil(count / 4));
-  const now = meanOfNodes(columns, count - Math.max(3, Math.ceil(count / 10)), count);
-  if (first === null || now === null) return { verdict: "unknown", first, now };
+  const points = meansOfNodes(state.series.waiting?.columns ?? {});
+  if (points.length < ENOUGH_POINTS) return { verdict: "unknown", first: null, now: null };
+  const first = mean(points.slice(0, Math.ceil(points.length / 4)));
+  const now = mean(points.slice(-Math.max(3, Math.ceil(points.length / 10))));
   if (Math.abs(now - first) < CLEAR_CHANGE) return { verdict: "steady", first, now };
   return { verdict: now < first ? "better" : "worse", first, now };
 }
 
-function meanOfNodes(columns, start, stop) {
-  const values = Object.keys(columns)
-    .filter((name) => name !== "time")
-    .flatMap((name) => columns[name].slice(start, stop))
-    .filter((value) => value !== null);
-  return values.length > 0 ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+/** At each time, the mean over the nodes that were there; times without any are left out. */
+function meansOfNodes(columns) {
+  const nodes = Object.keys(columns).filter((name) => name !== "time").map((name) => columns[name]);
+  return (columns.time ?? [])
+    .map((time, place) => nodes.map((values) => values[place]).filter((value) => value !== null))
+    .filter((values) => values.length > 0)
+    .map(mean);
+}
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
 }
 
 function largest(items, key) {

@@ -28,16 +28,22 @@ export function startTimeline() {
 export function renderTimeline(state) {
   const { timeline } = state;
   drawn = timeline;
-  write(field("timeline-title"), timeline ? `of the last ${timeline.kind}, number ${formatCount(timeline.step)}` : "");
+  const title = timeline ? `of the last ${timeline.kind}, number ${formatCount(timeline.step)}` : "";
+  write(field("timeline-title"), title);
   write(field("timeline-sentence"), timeline ? timelineSentence(timeline) : "The executor gives no timeline.");
-  for (const name of ["step", "kind", "makespan_s", "bound_s", "balance"]) mark(field("timeline"), name.replace("_s", ""), timeline?.[name]);
+  for (const name of ["step", "kind", "balance"]) mark(field("timeline"), name, timeline?.[name]);
+  mark(field("timeline"), "makespan", timeline?.makespan_s);
+  mark(field("timeline"), "bound", timeline?.bound_s);
   mark(field("timeline"), "spans", timeline?.spans.length ?? 0);
   drawTimeline(timeline);
 }
 
 function timelineSentence({ kind, makespan_s: makespan, bound_s: bound, balance, spans }) {
   const parts = [`The ${kind} took ${formatDuration(makespan)}`];
-  if (bound > 0) parts.push(`no schedule could take less than ${formatDuration(bound)} (${formatNumber(makespan / bound)} times that)`);
+  if (bound > 0) {
+    const times = `${formatNumber(makespan / bound)} times the ${formatDuration(bound)} that no schedule can beat`;
+    parts[0] += `, ${times}`;
+  }
   if (balance !== null && balance !== undefined) parts.push(`balance ${formatPercent(balance)}`);
   const left = spans.length - MAX_SPANS;
   if (left > 0) parts.push(`the shortest ${formatCount(left)} of ${formatCount(spans.length)} spans are not drawn`);
@@ -66,8 +72,8 @@ function gantt(timeline, width) {
 /** The longest spans, critical ones last, so that their outlines lie on top. */
 function drawnSpans(spans) {
   const length = ([, start, stop]) => stop - start;
-  const kept = spans.length > MAX_SPANS ? [...spans].sort((a, b) => length(b) - length(a)).slice(0, MAX_SPANS) : [...spans];
-  return kept.sort((a, b) => a[5] - b[5]);
+  const longestFirst = [...spans].sort((a, b) => length(b) - length(a));
+  return longestFirst.slice(0, MAX_SPANS).sort((a, b) => a[5] - b[5]);
 }
 
 function kindPattern(kind, lines) {
@@ -96,21 +102,26 @@ function ganttRows(names, left, width) {
 
 function ganttSpan([row, start, stop, label, kind, critical], at) {
   const known = kind in KINDS ? kind : "other";
-  const left = at(start);
+  const [left, top] = [at(start), row * ROW_HEIGHT + (ROW_HEIGHT - BAR_HEIGHT) / 2];
   const width = Math.max(0.75, at(stop) - left - 0.5);
-  const top = row * ROW_HEIGHT + (ROW_HEIGHT - BAR_HEIGHT) / 2;
-  const box = makeSvg("rect", { x: left, y: top, width, height: BAR_HEIGHT, rx: Math.min(3, width / 2), fill: `url(#kind-${known})`, class: critical ? "critical" : "span" });
-  const span = makeSvg("g", { "data-test": "span", "data-row": row, "data-kind": known, "data-critical": critical }, box);
+  const box = makeSvg("rect", {
+    x: left, y: top, width, height: BAR_HEIGHT, rx: Math.min(3, width / 2),
+    fill: `url(#kind-${known})`, class: critical ? "critical" : "span",
+  });
   const title = makeSvg("title");
-  title.textContent = `${label} (${kind}${critical ? ", critical" : ""}): ${formatDuration(stop - start)}, from ${formatDuration(start)}`;
-  span.append(title);
-  const text = fitted(label, width - 8);
-  if (text.length > 1) {
-    const caption = makeSvg("text", { x: left + 4, y: top + 14, class: "caption" });
-    caption.textContent = text;
-    span.append(caption);
-  }
-  return span;
+  const length = `${formatDuration(stop - start)}, from ${formatDuration(start)}`;
+  title.textContent = `${label} (${kind}${critical ? ", critical" : ""}): ${length}`;
+  return makeSvg("g", { "data-test": "span", "data-row": row, "data-kind": known, "data-critical": critical },
+    box, title, ...spanCaption(fitted(label, width - 8), known, left + 4, top + 14));
+}
+
+function spanCaption(text, kind, x, y) {
+  if (text === "") return [];
+  const caption = makeSvg("text", { x, y, class: "caption" });
+  // A halo in the span's own colour keeps its pattern from running through the letters.
+  caption.style.stroke = `var(--kind-${kind})`;
+  caption.textContent = text;
+  return [caption];
 }
 
 function fitted(text, width) {
@@ -128,5 +139,6 @@ function timelineLegend(timeline) {
 
 function legendItem(text, fill, className) {
   const box = makeSvg("rect", { x: 1, y: 1, width: 16, height: 10, rx: 2, fill, class: className });
-  return make("li", {}, makeSvg("svg", { class: "swatch timeline-swatch", viewBox: "0 0 18 12", "aria-hidden": "true" }, box), text);
+  const view = { class: "swatch timeline-swatch", viewBox: "0 0 18 12", "aria-hidden": "true" };
+  return make("li", {}, makeSvg("svg", view, box), text);
 }
