@@ -27,6 +27,7 @@ def test_it_holds_types_data_and_licences(installed: Path) -> None:
     names = {path.relative_to(installed).as_posix() for path in installed.rglob("*")}
     assert "convoy/py.typed" in names
     assert "convoy/data/embedded/fashion-mini.npz" in names
+    assert "convoy/monitor/dashboard/static/index.html" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("LICENSE-fashion-mnist") for name in names)
     assert not any(name.startswith("tests") for name in names)

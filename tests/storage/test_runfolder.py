@@ -10,7 +10,7 @@ import pytest
 
 from convoy.config import FIELDS, Config
 from convoy.errors import CheckpointError, ConfigError, EnvironmentProblem, StorageError
-from convoy.storage.runfolder import RunFolder, config_text, new_run_folder
+from convoy.storage.runfolder import RunFolder, config_text, is_held, new_run_folder
 
 
 def make_run(path: Path, config: Config | None = None) -> RunFolder:
@@ -71,6 +71,25 @@ def test_held_run_cannot_be_opened(tmp_path: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(EnvironmentProblem, match="another process"):
             RunFolder(tmp_path / "run").open()
+
+
+def test_a_run_is_held_as_long_as_its_holder_lives(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "run")
+    with RunFolder(tmp_path / "run") as folder:
+        folder.create()
+        folder.write_config(Config())
+        assert is_held(folder.path)
+        assert is_held(folder.path)  # looking does not take it away
+    assert not is_held(folder.path)
+    with folder:
+        folder.acquire()  # nor does it keep the run from the next
+
+
+def test_looking_whether_a_run_is_held_writes_nothing(tmp_path: Path) -> None:
+    assert not is_held(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".lock").mkdir()  # nobody can tell
+    assert is_held(tmp_path)
 
 
 def test_run_that_cannot_be_locked_is_an_error_of_ours(tmp_path: Path) -> None:
