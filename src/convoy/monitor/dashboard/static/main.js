@@ -112,6 +112,8 @@ class Stream {
       this.lose();
       return;
     }
+    // A server that started again may number its events otherwise.
+    if (delta.reset) this.page.events.clear();
     this.page.lost = null;
     this.page.tickBanner();
     this.page.update(apply(this.page.state, delta));

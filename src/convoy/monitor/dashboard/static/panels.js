@@ -88,7 +88,7 @@ function renderProgress(progress, run) {
   track.setAttribute("aria-valuenow", (100 * fraction).toFixed(1));
   mark(track, "value", progress.fraction);
   mark(track, "state", run.state);
-  write(field("fraction"), formatPercent(progress.fraction, 1), progress.fraction);
+  write(field("fraction"), progress.fraction > 0 ? formatPercent(progress.fraction, 1) : "", progress.fraction);
   write(field("position"), progress.steps > 0 ? positionText(progress) : "");
 }
 
@@ -204,8 +204,6 @@ export class EventList {
 
   show(state) {
     const newest = state.log.at(-1)?.number ?? -Infinity;
-    // Numbers that go back belong to another run, or to a server that started again.
-    if (newest < this.last) this.clear();
     const fresh = state.log.filter((entry) => entry.number > this.last && this.passes(entry));
     this.last = newest;
     this.list.prepend(...fresh.slice(-MAX_LOG_ROWS).reverse().map((entry) => eventRow(entry, state)));
