@@ -54,7 +54,7 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """Return what a piece of script gives."""
-        return self.driver.execute_script(f"return ({script})")  # type: ignore[no-untyped-call]
+        return self.driver.execute_script(f"return ({script})")
 
     def cells(self, selector: str, attribute: str) -> list[str]:
         """Return an attribute of all elements that are meant, read at one moment."""

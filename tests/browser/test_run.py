@@ -100,7 +100,12 @@ def _joining(port: int, token: Path) -> Iterator[None]:
 def test_a_run_with_a_kill_and_a_join_is_shown_as_it_is(tmp_path: Path) -> None:
     port = _free_port()
     lead = ("lead", "--token-file", tmp_path / "token", "--port", port)
-    options = {"nodes": 3, "speeds": "0.35,0.3,0.2", "restarts": 0, "strategy": "lockstep"}
+    options: dict[str, Any] = {
+        "nodes": 3,
+        "speeds": "0.35,0.3,0.2",
+        "restarts": 0,
+        "strategy": "lockstep",
+    }
     options |= {"epochs": 400, "min_nodes": 2, "allocation": "speed"}
     with (
         ExitStack() as others,

@@ -56,6 +56,10 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.rules:bench_rules",
             "what every update rule learns in the same time, in virtual time on a GPU",
         ),
+        "monitor": Entry(
+            "convoy.bench.monitor:bench_monitor",
+            "what events and an open page cost training, with a reader that never reads",
+        ),
         "gpu": Entry(
             "convoy.bench.gpu:bench_gpu",
             "a training step as one CUDA graph against eager PyTorch and torch.compile, on a GPU",
