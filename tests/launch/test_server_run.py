@@ -77,6 +77,19 @@ def test_a_run_learns_every_sample_once_and_can_be_done_again(
     assert assert_the_same_bits() == 0
 
 
+def test_staleness_is_told_while_training_goes_on() -> None:
+    run = train(strategy="server", epochs=3, log_interval_s=0.1)
+    lines = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
+    told = [line for line in lines if line["event"] == "staleness"]
+    assert told
+    counted = sum(sum(line["counts"]) for line in told)
+    assert 0 < counted <= run.summary["submissions"]  # the last interval may not be told of
+    assert counted > run.summary["submissions"] / 2
+    stale = sum(place * n for line in told for place, n in enumerate(line["counts"]))
+    assert stale / counted == pytest.approx(run.summary["staleness_mean"], abs=0.3)
+    assert {node for line in told for node in line["nodes"]} == {0, 1}
+
+
 def test_honest_work_behind_links_of_other_rates_is_not_taken_for_nonsense() -> None:
     """In a warm-up, and while intervals grow, increments become hundreds of times longer."""
     if reason := Links.available():

@@ -210,8 +210,8 @@ class RunView:
             self._nodes[0] = alone
 
     def _note_running(self) -> None:
-        if self._run["state"] == "paused":
-            self._run |= {"state": "running", "reason": "there are enough nodes again"}
+        if self._run["state"] in ("paused", "gone"):
+            self._run |= {"state": "running", "reason": "training goes on"}
 
     def _note_step(self, event: StepEvent, when: float) -> None:
         self._note_running()
