@@ -197,3 +197,7 @@ def test_long_names_lose_their_middle() -> None:
     cut = short("20261116-101500-lenet5-fashion-mini-2")
     assert (len(cut), cut[:9], cut[-2:]) == (28, "20261116-", "-2")
     assert short("\ud800") == "?"
+
+
+def test_a_count_that_no_machine_can_reach_is_no_number() -> None:
+    assert number(10**400) is number(1e308) is number(float("nan")) is None

@@ -8,7 +8,13 @@ from PIL import Image
 
 from convoy.errors import StorageError
 from convoy.monitor.figure import Figure
-from convoy.monitor.plots import _draw_shares, _draw_speeds, write_comparison, write_plots
+from convoy.monitor.plots import (
+    _draw_accuracy,
+    _draw_shares,
+    _draw_speeds,
+    write_comparison,
+    write_plots,
+)
 from convoy.monitor.view import RunView
 from tests.monitor.made_runs import events, records, start
 
@@ -54,6 +60,14 @@ def lines_of(figure: Figure | None) -> list[Any]:
     """Return the lines of a figure's first panel."""
     assert figure is not None
     return list(figure.panels[0].lines)
+
+
+@pytest.mark.parametrize(("epochs", "points"), [(3, 15), (20, 20)])
+def test_training_is_shown_by_step_or_where_there_are_many_by_epoch(
+    epochs: int, points: int
+) -> None:
+    train, test = lines_of(_draw_accuracy(snapshot_of(accuracies=[0.5] * epochs)))
+    assert (len(train.get_xdata()), len(test.get_xdata())) == (points, epochs)
 
 
 def test_shares_show_real_lines_and_predicted_ones_dashed_in_the_same_colour() -> None:

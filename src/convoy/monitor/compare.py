@@ -162,8 +162,8 @@ def _row(entry: Entry, common: float | None) -> Row:
 
 
 def _idle(nodes: Sequence[Mapping[str, Any]]) -> float | None:
-    waiting = sum(node["waiting_s"] for node in nodes)
-    total = waiting + sum(node["busy_s"] for node in nodes)
+    waiting = sum(_numbers([node["waiting_s"] for node in nodes]))
+    total = waiting + sum(_numbers([node["busy_s"] for node in nodes]))
     return round(waiting / total, 4) if total else None
 
 

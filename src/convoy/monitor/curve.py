@@ -10,6 +10,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 # Lengths of strokes and gaps, in widths of the line; () is a line without gaps.
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (1, 1.2), (6, 1.5, 1, 1.5), (3, 1, 1, 1))
 
+_TOO_LARGE = 1e100  # for a measurement, and for arithmetic with it
 _UNITS = ((180.0, 1.0, "s"), (3 * 3600.0, 60.0, "min"), (math.inf, 3600.0, "h"))
 
 
@@ -54,7 +55,7 @@ def number(cell: object) -> float | None:
     """Return a cell that is a number, else None: files that anyone may edit hold others too."""
     if isinstance(cell, bool) or not isinstance(cell, int | float):
         return None
-    return cell if math.isfinite(cell) else None
+    return cell if abs(cell) < _TOO_LARGE else None
 
 
 def time_unit(curves: Sequence[Curve]) -> tuple[float, str]:

@@ -12,7 +12,7 @@ from convoy.monitor.curve import Curve, short, time_unit
 
 _WIDTH, _HEIGHT = 5.0, 3.1  # inches
 _LEGEND_ROW = 0.17  # inches: the panels keep their height, however many curves there are
-_LETTERS_AN_INCH = 16.5  # of a legend
+_LETTERS_AN_INCH = 17.5  # of a legend
 _DOTS_PER_INCH = 300
 _MARKERS_A_CURVE = 8
 _STYLE: dict[Any, Any] = {
@@ -67,7 +67,7 @@ class Figure:
         names = [f" {short(label)}" if str(label)[:1] == "_" else short(label) for label in labels]
         width, height = self._canvas.get_size_inches()
         widest = max((len(name) for name in names), default=1)
-        columns = max(1, min(len(names), int(_LETTERS_AN_INCH * width / (widest + 7))))
+        columns = max(1, min(len(names), int(_LETTERS_AN_INCH * width / (widest + 11))))
         rows = math.ceil(len(names) / columns)
         self._canvas.set_size_inches(width, height + _LEGEND_ROW * (rows - 1))
         with rc_context(_STYLE):
@@ -80,7 +80,7 @@ class Figure:
         from matplotlib import rc_context
 
         axes, places = self.panels[0], range(len(names))
-        self._canvas.set_size_inches(_WIDTH, _HEIGHT + max(0.0, 0.3 * (len(names) - 4)))
+        self._canvas.set_size_inches(_WIDTH, min(4.5, _HEIGHT + 0.25 * max(0, len(names) - 4)))
         image = axes.imshow(seconds, cmap="Blues", vmin=0)
         with rc_context(_STYLE):
             names = [short(name, 14) for name in names]

@@ -10,6 +10,7 @@ from convoy.monitor.figure import Figure
 
 Snapshot = Mapping[str, Any]
 
+_MANY_EPOCHS = 12
 _DASHED = (4, 1.8)
 _NUMBERED_NODES = 12  # as many fit into a matrix with a number in each place
 
@@ -38,11 +39,12 @@ def _draw_accuracy(snapshot: Snapshot) -> Figure | None:
 
 
 def _draw_learning(snapshot: Snapshot, what: str, unit: str, factor: float) -> Figure | None:
-    curves = [
-        _curve(snapshot, "train", what, "training, epoch so far", 0, factor),
-        _curve(snapshot, "test", f"test_{what}", "test", 1, factor),
-    ]
-    curves = [curve for curve in curves if curve.times]
+    test = _curve(snapshot, "test", f"test_{what}", "test", 1, factor)
+    if len(test.times) < _MANY_EPOCHS:
+        train = _curve(snapshot, "train", what, "training, epoch so far", 0, factor)
+    else:  # that would be a saw with many teeth
+        train = _curve(snapshot, "test", f"train_{what}", "training", 0, factor)
+    curves = [curve for curve in (train, test) if curve.times]
     if not curves:
         return None
     figure = Figure()
@@ -119,7 +121,7 @@ def _draw_waits(snapshot: Snapshot) -> Figure | None:
     matrix = [[0.0] * len(nodes) for _ in nodes]
     for wait in waits:
         if wait["node"] in places and wait["for"] in places:
-            matrix[places[wait["node"]]][places[wait["for"]]] = wait["seconds"]
+            matrix[places[wait["node"]]][places[wait["for"]]] = number(wait["seconds"]) or 0.0
     figure = Figure()
     names = [_name(snapshot, node) for node in nodes]
     figure.matrix(matrix, names, numbers=len(nodes) <= _NUMBERED_NODES)

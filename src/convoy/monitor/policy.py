@@ -14,10 +14,13 @@ ELEMENT = re.compile(r'<(script|style)(?: type="module")?>(.*?)</\1>', re.DOTALL
 def as_data(values: Mapping[str, Any]) -> str:
     r"""Return values as JSON that may stand in a page: no text in it can end an element.
 
-    >>> as_data({"name": "</script>"})
-    '{"name": "\\u003c/script>"}'
+    JSON has no word for what is no number, such as a loss that ran away: it becomes null.
+
+    >>> as_data({"name": "</script>", "loss": float("nan")})
+    '{"name": "\\u003c/script>", "loss": null}'
     """
-    return json.dumps(values, allow_nan=False).replace("<", "\\u003c")
+    known = json.loads(json.dumps(values), parse_constant=lambda _: None)
+    return json.dumps(known).replace("<", "\\u003c")
 
 
 def with_policy(page: str) -> str:
