@@ -2,29 +2,32 @@
 
 LeNet-5 on one node: steps of a few milliseconds, so that anything beside them shows. The page is
 served as `--watch` does it, read by one reader as a browser reads it, and held open by another
-that never reads. Each way is measured in turn, in an order that alternates.
+that never reads. All ways are slices of one job, in turn; the page stands still while it is not
+meant to be there.
 """
 
 import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
+import psutil
 import torch
 
 from convoy.assembly import Given, make_job
-from convoy.bench.report import Bar, Report, Row, median_ratio
+from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
 from convoy.config import Config
 from convoy.data.images import make_image_set
 from convoy.data.load import wrap_data
 from convoy.errors import ConvoyError
 from convoy.monitor.dashboard.beside import watching
-from convoy.monitor.events import EventStream, NodesEvent, Sink, StepEvent
+from convoy.monitor.events import EventStream, NodesEvent, StepEvent
 from convoy.monitor.journal import Journal
 from convoy.outer.job import Job
 from convoy.outer.single import train_epoch
@@ -38,78 +41,77 @@ ALONE, WRITTEN, WATCHED = (
     "page, a reader, one that never reads",
 )
 _TASK = "lenet5, batch 64"
-_SAMPLES, _BATCH = 6_400, 64
+_SAMPLES, _BATCH = 16_000, 64
 _LINK_WITHIN_S = 30.0
 _EVENTS = 2_000  # that an interval's cost is the mean of
 
 
 def bench_monitor(*, quick: bool, tell: Callable[[str], None]) -> Report:
     """Measure all ways in turn, several times."""
-    repeats, seconds = (3, 2.0) if quick else (7, 6.0)
-    ways = [ALONE, WRITTEN, WATCHED]
-    values: dict[str, tuple[float, ...]] = dict.fromkeys(ways, ())
-    for number in range(repeats):
-        for way in ways if number % 2 else reversed(ways):
-            values[way] += (_measure(way, seconds),)
-        shown = ", ".join(f"{way} {found[-1]:,.0f}" for way, found in values.items())
-        tell(f"round {number + 1} of {repeats}, samples/s: {shown}")
+    repeats, slices = (3, 2) if quick else (7, 8)
+    values = interleave(_contenders, repeats=repeats, slices=slices, tell=tell, alternate=True)
     cost_s = _interval_cost()
     rows = [Row(_TASK, way, "samples/s", found) for way, found in values.items()]
     rows.append(Row("the events of an interval", WRITTEN, "us", (cost_s * 1e6,)))
+    watched = median_ratio(values[WATCHED], values[WRITTEN])
+    written = median_ratio(values[WRITTEN], values[ALONE])
     bars = (
-        Bar("speed: page and readers / events", _ratio(values, WATCHED, WRITTEN), at_least=0.99),
-        Bar("speed: events / nobody looks", _ratio(values, WRITTEN, ALONE), at_least=0.99),
+        Bar("speed: page and readers / events", watched, at_least=0.99),
+        Bar("speed: events / nobody looks", written, at_least=0.99),
         Bar("events: part of the time", cost_s / Config().log_interval_s, at_most=0.01),
     )
     return Report("monitor", repeats, tuple(rows), bars)
 
 
-def _ratio(values: dict[str, tuple[float, ...]], one: str, other: str) -> float:
-    return median_ratio(values[one], values[other])
+def _contenders(stack: ExitStack) -> Contenders:
+    """Return the same job, with and without events, beside a page that runs or stands still."""
+    folder = stack.enter_context(RunFolder(Path(stack.enter_context(TemporaryDirectory()))))
+    folder.create()
+    silent, written = EventStream([]), EventStream([Journal(folder.events)])
+    stack.callback(written.close)
+    job = _make_job(folder, silent)
+    page = stack.enter_context(_readers(folder.path))
+
+    def run(events: EventStream, *, shown: bool) -> float:
+        job.events = events
+        # A page that stands still costs nothing, and is there again at once.
+        (page.resume if shown else page.suspend)()
+        speed = _train(job)
+        page.resume()
+        return speed
+
+    return {
+        ALONE: partial(run, silent, shown=False),
+        WRITTEN: partial(run, written, shown=False),
+        WATCHED: partial(run, written, shown=True),
+    }
 
 
-def _measure(way: str, seconds: float) -> float:
-    """Return the samples per second of some seconds of training."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(stack.enter_context(TemporaryDirectory()))))
-        folder.create()
-        sinks = [] if way == ALONE else [Journal(folder.events)]
-        job = _make_job(folder, sinks, stack)
-        _train(job, 0.5)
-        if way == WATCHED:
-            stack.enter_context(_readers(folder.path))
-        return _train(job, seconds)
-
-
-def _make_job(folder: RunFolder, sinks: Sequence[Sink], stack: ExitStack) -> Job:
+def _make_job(folder: RunFolder, events: EventStream) -> Job:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (_SAMPLES, 28, 28), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (_SAMPLES,), generator=generator)
     part = make_image_set(images, labels, [str(i) for i in range(10)], "random images")
     config = Config(batch=_BATCH, lr=0.001, precision="fp32", memory_format="channels_last")
-    events = EventStream(sinks)
-    stack.callback(events.close)
     given = Given(data=wrap_data(part, part))
     return make_job(config, given, folder.checkpoints, events, StopRequest(), untracked)
 
 
-def _train(job: Job, seconds: float) -> float:
-    """Train whole epochs for some time; return the samples per second."""
-    started, samples = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds:
-        job.progress.step = job.progress.count = job.progress.correct = 0
-        job.progress.loss = 0.0
-        train_epoch(job)
-        samples += len(job.train)
-    return samples / (time.perf_counter() - started)
+def _train(job: Job) -> float:
+    """Train an epoch; return the samples per second."""
+    job.progress.step = job.progress.count = job.progress.correct = 0
+    job.progress.loss = 0.0
+    started = time.perf_counter()
+    train_epoch(job)
+    return len(job.train) / (time.perf_counter() - started)
 
 
 # ---------------------------------------------------------------- those who look
 
 
 @contextmanager
-def _readers(folder: Path) -> Iterator[None]:
-    """Open the page of a run twice: one reads all, one reads nothing."""
+def _readers(folder: Path) -> Iterator[psutil.Process]:
+    """Open the page of a run twice: one reads all, one reads nothing; give the page's process."""
     told: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(watching(folder, 0, told.append))
@@ -117,7 +119,7 @@ def _readers(folder: Path) -> Iterator[None]:
         cookie = _enter(link.netloc, f"{link.path}?{link.query}")
         for reads in (True, False):
             stack.callback(_open_stream(link.netloc, cookie, reads=reads).close)
-        yield
+        yield psutil.Process().children()[-1]
 
 
 def _wait_for_link(told: list[str]) -> str:

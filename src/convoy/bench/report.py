@@ -105,6 +105,7 @@ def interleave(
     repeats: int,
     slices: int,
     tell: Callable[[str], None],
+    alternate: bool = False,
 ) -> dict[str, tuple[float, ...]]:
     """Measure the speed of several systems in turn, so that a noisy moment strikes them alike.
 
@@ -116,18 +117,26 @@ def interleave(
         slices: how many slices a round is made of, after one to warm up. The contenders take
             turns in a fixed order: whoever ran twice in a row would find its own data cached.
         tell: shows progress.
+        alternate: let the order change direction each time; for contenders that share their data.
     """
     values: dict[str, tuple[float, ...]] = {}
     for number in range(repeats):
         with ExitStack() as stack:
             contenders = make(stack)
-            speeds = [{name: run() for name, run in contenders.items()} for _ in range(slices + 1)]
+            speeds = [
+                {name: contenders[name]() for name in _order(contenders, alternate and turn % 2)}
+                for turn in range(slices + 1)
+            ]
         for name in contenders:
             speed = statistics.harmonic_mean([part[name] for part in speeds[1:]])
             values[name] = (*values.get(name, ()), speed)
         shown = ", ".join(f"{name} {found[-1]:,.0f}" for name, found in values.items())
         tell(f"round {number + 1} of {repeats}: {shown}")
     return values
+
+
+def _order(contenders: Contenders, backwards: int | bool) -> list[str]:
+    return list(reversed(contenders)) if backwards else list(contenders)
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
