@@ -2,22 +2,18 @@
 
 import fcntl
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import convoy.machine
+from tests.browser.chromium import Browser, chromium, needs_chromium
 from tests.cli.conftest import Refused
 from tests.conftest import Outcome
-from tests.monitor.made_runs import events, make_run
-
-if TYPE_CHECKING:
-    from selenium.webdriver import Chrome
+from tests.monitor.reports.made_runs import events, make_run
 
 Convoy = Callable[..., Outcome]
 
@@ -148,39 +144,24 @@ def test_compare_refuses_what_it_cannot_do(refused: Refused) -> None:
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> "Iterator[Chrome]":
-    """Start a browser without a window, which notes what goes wrong in a page."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("chromium or chromedriver is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", profile):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(executable_path=driver, log_output=os.devnull)
-    started = webdriver.Chrome(options=options, service=service)
-    yield started
-    started.quit()
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with chromium(tmp_path / "profile") as found:
+        yield found
 
 
-def open_file(browser: "Chrome", path: Path) -> None:
-    browser.get(path.resolve().as_uri())
-    assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+def open_file(browser: Browser, path: Path) -> None:
+    browser.open(path.resolve().as_uri())
+    assert browser.errors() == []
 
 
-def shown(browser: "Chrome", field: str) -> str:
+def shown(browser: Browser, field: str) -> str:
     """Return what the page says in a field, once it says something."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    find = f"return document.querySelector('[data-test=\"{field}\"]').textContent"
-    return str(WebDriverWait(browser, 10).until(lambda _: browser.execute_script(find)))
+    browser.wait(lambda: browser.text(field), field)
+    return browser.text(field)
 
 
-def test_a_browser_shows_the_report_from_a_file(convoy: Convoy, browser: "Chrome") -> None:
+@needs_chromium
+def test_a_browser_shows_the_report_from_a_file(convoy: Convoy, browser: Browser) -> None:
     names = ("<img src=x onerror=document.title='broken'>", "</script>\"'", "node 3")
     make_run(Path(HOSTILE), events(names))
     assert convoy("report", HOSTILE, "--out", "report.html").code == 0
@@ -190,33 +171,33 @@ def test_a_browser_shows_the_report_from_a_file(convoy: Convoy, browser: "Chrome
     assert shown(browser, "run-name") == HOSTILE
     table = shown(browser, "nodes")
     assert all(name in table for name in names)
-    count = "return document.querySelectorAll(arguments[0]).length"
-    assert browser.execute_script(count, "canvas") >= 6
-    assert browser.execute_script(count, "img") == 0
-    assert "broken" not in browser.title
-    assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+    assert len(browser.find_all("canvas")) >= 6
+    assert browser.find_all("img") == []
+    assert "broken" not in browser.driver.title
+    assert browser.errors() == []
 
 
+@needs_chromium
 def test_a_browser_runs_nothing_that_was_put_into_the_report(
-    convoy: Convoy, browser: "Chrome"
+    convoy: Convoy, browser: Browser
 ) -> None:
     make_run(Path("a"), events())
     assert convoy("report", "a", "--out", "report.html").code == 0
     page, put = Path("report.html"), "<script>document.title = 'broken'</script>"
     page.write_text(page.read_text().replace("<body>", f"<body>{put}"))
-    browser.get(page.resolve().as_uri())
+    browser.open(page.resolve().as_uri())
     assert "finished" in shown(browser, "state")
-    assert "broken" not in browser.title
-    told = browser.get_log("browser")  # type: ignore[no-untyped-call]
-    assert ["Content Security Policy" in entry["message"] for entry in told] == [True]
+    assert "broken" not in browser.driver.title
+    assert ["Content Security Policy" in told for told in browser.errors()] == [True]
 
 
-def test_a_browser_shows_the_comparison_from_a_file(convoy: Convoy, browser: "Chrome") -> None:
+@needs_chromium
+def test_a_browser_shows_the_comparison_from_a_file(convoy: Convoy, browser: Browser) -> None:
     make_run(Path("a"), events())
     make_run(Path(HOSTILE), events(accuracies=(0.6, 0.75)))
     assert convoy("runs", "compare", "a", HOSTILE, "--html", "c.html").code == 0
     open_file(browser, Path("c.html"))
-    text = browser.execute_script("return document.body.textContent")
+    text = browser.run("document.body.textContent")
     assert HOSTILE in text
     assert "75.00%" in text
-    assert browser.execute_script("return document.querySelectorAll('path.curve').length") == 6
+    assert len(browser.find_all("path.curve")) == 6

@@ -40,7 +40,7 @@ def _every_kind() -> list[type[Event]]:
 
 def test_every_kind_of_event_can_be_read_by_its_name() -> None:
     assert {kind.kind: kind for kind in _every_kind()} == KINDS
-    assert len(KINDS) == len(_every_kind()) == 13
+    assert len(KINDS) == len(_every_kind()) == 17
 
 
 @pytest.mark.parametrize("kind", _every_kind(), ids=lambda kind: str(kind.kind))
@@ -69,7 +69,7 @@ def test_a_field_with_a_default_may_be_missing() -> None:
         kind: [f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING]
         for kind in KINDS.values()
     }
-    assert [name for names in defaults.values() for name in names] == ["nodes"]
+    assert [name for names in defaults.values() for name in names] == ["nodes", "aside"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from convoy.monitor.events import (
     EndEvent,
     EvaluationEvent,
     Event,
+    JoinEvent,
+    LeaveEvent,
+    NodesEvent,
     StartEvent,
     StepEvent,
     WarningEvent,
@@ -260,3 +263,56 @@ def test_track_on_a_terminal_shows_what_is_done() -> None:
     console, text = make(terminal=True)
     list(make_track(console)(range(5), "reading", 5))
     assert "reading" in plain(text.getvalue())
+
+
+def crowd(count: int) -> list[Event]:
+    """Return a run of some nodes; the last of them is lost."""
+    numbers = list(range(count))
+    speeds = [1000.0 * (number + 1) for number in numbers]
+    joins = [
+        JoinEvent(node=n, name=f"a machine with a long name {n}", pid=1, device="cpu", reason="")
+        for n in numbers
+    ]
+    trained = NodesEvent(
+        step=1,
+        nodes=numbers,
+        speeds=speeds,
+        shares=[10] * count,
+        samples=[10] * count,
+        busy_s=[3.0] * count,
+        waiting_s=[1.0] * count,
+        exchange_s=0.0,
+    )
+    lost = LeaveEvent(node=count - 1, fault=True, reason="it is lost")
+    return [start(), *joins, trained, lost, step()]
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_the_live_view_shows_what_each_node_does(count: int) -> None:
+    console, text = make(terminal=True)
+    view = TerminalView(console)
+    for event in crowd(count):
+        view.receive(event, 0.0)
+    assert view._live is not None
+    view._live._live.refresh()
+    seen = plain(text.getvalue())
+    view.close()
+    rows = [line for line in seen.replace("\r", "\n").splitlines() if "training" in line]
+    assert rows
+    assert all(len(line) <= WIDTH for line in rows)
+    assert "1,000" in rows[0]
+    assert f"{1 / count:.1%}" in rows[0]
+    assert "25.0%" in rows[0]  # of its time it waits
+    assert ("lost" in seen) == (count == 2)  # of forty, sixteen fit
+    assert ("and 24 more" in seen) == (count == 40)
+
+
+def test_one_node_needs_no_table() -> None:
+    console, text = make(terminal=True)
+    view = TerminalView(console)
+    for event in (start(), step()):
+        view.receive(event, 0.0)
+    assert view._live is not None
+    view._live._live.refresh()
+    view.close()
+    assert "faults" not in plain(text.getvalue())

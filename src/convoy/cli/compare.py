@@ -18,7 +18,7 @@ from convoy.machine import check_can_plot
 _ANY_WIDTH = 10_000  # a name that is cut short could be any run's
 
 if TYPE_CHECKING:
-    from convoy.monitor.compare import Comparison, Entry
+    from convoy.monitor.reports.compare import Comparison, Entry
 
 
 def compare(
@@ -40,7 +40,7 @@ def compare(
     json:
         Print one JSON object instead of tables.
     """
-    from convoy.monitor.compare import compare as set_beside
+    from convoy.monitor.reports.compare import compare as set_beside
 
     if html is not None:
         html = check_file(html, "page")
@@ -60,7 +60,7 @@ def compare(
 
 
 def _read(runs: Sequence[Path]) -> "list[Entry]":
-    from convoy.monitor.compare import Entry, tell_apart
+    from convoy.monitor.reports.compare import Entry, tell_apart
 
     if len(runs) < 2:
         raise ConfigError("a comparison needs at least two runs", got=len(runs))
@@ -76,7 +76,7 @@ def _read(runs: Sequence[Path]) -> "list[Entry]":
 
 
 def _write_page(entries: "Sequence[Entry]", comparison: "Comparison", path: Path) -> None:
-    from convoy.monitor.compare_page import comparison_page
+    from convoy.monitor.reports.compare_page import comparison_page
 
     try:
         write_atomically(path, comparison_page(entries, comparison))
@@ -85,15 +85,15 @@ def _write_page(entries: "Sequence[Entry]", comparison: "Comparison", path: Path
 
 
 def _draw(entries: "Sequence[Entry]", path: Path) -> None:
-    from convoy.monitor.compare import evaluation_curves
-    from convoy.monitor.plots import write_comparison
+    from convoy.monitor.reports.compare import evaluation_curves
+    from convoy.monitor.reports.plots import write_comparison
 
     accuracies = evaluation_curves(entries, "test_accuracy", 100.0)
     write_comparison(accuracies, evaluation_curves(entries, "test_loss"), path)
 
 
 def _print_tables(comparison: "Comparison", files: Sequence[Path]) -> None:
-    from convoy.monitor.compare_table import COLUMNS, cells, common_sentence, show_setting
+    from convoy.monitor.reports.compare_table import COLUMNS, cells, common_sentence, show_setting
 
     console = Console(highlight=False, width=_ANY_WIDTH)
     _print(console, COLUMNS, [cells(row) for row in comparison.rows])

@@ -17,7 +17,7 @@ def read_past(run: Path) -> "tuple[RunRecord, RunView]":
     A run that has not ended stays as it is while a process holds it: what was so far is shown.
     """
     from convoy.monitor.dashboard.feed import GONE
-    from convoy.monitor.past import read_view
+    from convoy.monitor.reports.past import read_view
     from convoy.storage.runfolder import RunFolder, is_held
     from convoy.storage.runs import read_run
 

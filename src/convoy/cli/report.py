@@ -37,7 +37,7 @@ def report(
     json:
         Print one JSON object with the files' names instead of lines.
     """
-    from convoy.monitor.report import write_report
+    from convoy.monitor.reports.report import write_report
 
     if png is not None:
         png = _check_folder(png)
@@ -63,7 +63,7 @@ def _check_folder(folder: Path) -> Path:
 
 
 def _draw(snapshot: dict[str, Any], folder: Path) -> list[Path]:
-    from convoy.monitor.plots import write_plots
+    from convoy.monitor.reports.plots import write_plots
 
     return write_plots(snapshot, folder)
 

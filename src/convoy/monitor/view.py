@@ -4,6 +4,8 @@ Events are folded in one by one, in constant time and bounded memory. Nothing he
 reads a file, so the same events always give the same view. docs/monitor.md lists what is in it.
 """
 
+import contextlib
+import json
 import math
 from collections import deque
 from typing import Any
@@ -127,18 +129,31 @@ class RunView:
 
     # ---------------------------------------------------------------- folding events in
 
+    def take_line(self, line: bytes) -> None:
+        """Take in a line of `events.jsonl`, or what a killed process has left of one."""
+        with contextlib.suppress(ValueError, RecursionError):  # the rest is still worth showing
+            record = json.loads(line)
+            if isinstance(record, dict):
+                self.take(record)
+
     def take(self, record: dict[str, Any]) -> None:
-        """Take in a line of `events.jsonl`; what cannot be understood is passed over."""
+        """Take in an event as `as_record` wrote it; what cannot be understood is passed over."""
         try:
             event, when = from_record(record), float(record["time"])
-            self._take(event, when)
+            if math.isfinite(when):
+                self._take(event, when)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             pass  # of a later version, or damaged: the rest is still worth showing
         self.number += 1
 
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the run has ended, or is gone."""
+        return self._run["ended"] is not None or self._run["state"] == "gone"
+
     def mark_gone(self, reason: str) -> None:
         """Take in that no process works on the run, although it has not told of an end."""
-        if self._run["state"] not in ("gone", "finished", "stopped", "interrupted", "failed"):
+        if not self.is_over:
             self._run |= {"state": "gone", "reason": reason}
             self.number += 1
 
@@ -154,8 +169,7 @@ class RunView:
             case NodesEvent():
                 self._note_nodes(event, when)
             case EndEvent():
-                self._run |= {"state": event.state, "reason": event.reason, "ended": when}
-                self._progress["left_s"] = None
+                self._note_end(event, when)
             case PausedEvent():
                 self._run |= {"state": "paused", "reason": event.reason}
             case TimelineEvent():
@@ -208,6 +222,13 @@ class RunView:
             alone.share = alone.predicted_share = 1.0
             alone.train(when)
             self._nodes[0] = alone
+
+    def _note_end(self, event: EndEvent, when: float) -> None:
+        self._run |= {"state": event.state, "reason": event.reason, "ended": when}
+        self._progress["left_s"] = None
+        for node in self._nodes.values():
+            if node.is_here:
+                node.state = "done"
 
     def _note_running(self) -> None:
         if self._run["state"] in ("paused", "gone"):
@@ -296,7 +317,7 @@ class RunView:
             return
         node = getattr(event, "node", None)
         entry = {"number": self._counts["events"], "time": when, "event": event.kind, "node": node}
-        self.log.append({**entry, "level": level(event), "text": text})
+        self.log.append(_finite({**entry, "level": level(event), "text": text}))
 
     def _node(self, number: int) -> NodeView:
         return self._nodes.setdefault(number, NodeView(number, f"node {number + 1}"))

@@ -5,11 +5,10 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from starlette.types import Message
 
 from convoy.monitor.dashboard.feed import Feed
-from convoy.monitor.dashboard.stream import EventStream, Pace, Seats, messages, to_json
+from convoy.monitor.dashboard.stream import EventStream, Pace, Seats, messages
 from tests.monitor.dashboard.browser import Listener, ask
 from tests.monitor.dashboard.lines import append, line, start, step
 from tests.monitor.dashboard.served import SWIFT, served
@@ -139,15 +138,3 @@ def test_closing_the_feed_ends_every_stream(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(count(messages(feed, SWIFT))) == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"a": [1.5, None]}, '{"a": [1.5, null]}'),
-        ({"a": [float("nan"), {"b": float("-inf")}], "c": 1}, '{"a": [null, {"b": null}], "c": 1}'),
-        ("</script>\n\u2028", '"</script>\\n\\u2028"'),
-    ],
-)
-def test_json_holds_only_what_browsers_read(value: object, text: str) -> None:
-    assert to_json(value) == text

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -13,7 +13,7 @@ from convoy.monitor.dashboard.assets import PAGE, Asset
 from convoy.monitor.dashboard.entry import Entry
 from convoy.monitor.dashboard.feed import Feed
 from convoy.monitor.dashboard.guard import Gate, Guard, Verdict, asked_by, has_cookie, refusal
-from convoy.monitor.dashboard.stream import EventStream, Pace, Seats, to_json
+from convoy.monitor.dashboard.stream import EventStream, Pace, Seats
 from convoy.monitor.metrics import metrics_text
 
 _CATCH_UP_S = 10.0  # a long run's events are all read before a program is told of them
@@ -95,7 +95,7 @@ class Pages:
         """Tell all there is to know about the run."""
         del request
         await self._feed.caught_up(_CATCH_UP_S)
-        return Response(to_json(self._feed.view.snapshot()), media_type="application/json")
+        return JSONResponse(self._feed.view.snapshot())
 
     async def stream(self, request: Request) -> Response:
         """Tell all there is to know, and then what changes."""

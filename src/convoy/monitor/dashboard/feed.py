@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +35,6 @@ class Feed:
         self._name = name
         self._tail = Tail(events)
         self._is_held = is_held
-        self._has_ended = False
-        self._is_gone = False
         self._next_probe = 0.0
         self._news = asyncio.Event()
         self._caught_up = asyncio.Event()
@@ -76,34 +73,20 @@ class Feed:
         before = self.view.number
         if piece.is_anew:
             self.view = RunView(self._name)
-            self._has_ended = self._is_gone = False
         for line in piece.lines:
-            self._take_line(line)
+            self.view.take_line(line)
         if piece.is_anew or self.view.number != before:
             self._wake()
         return not piece.is_end
 
-    def _take_line(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return  # damaged: the rest is still worth showing
-        if not isinstance(record, dict):
-            return
-        self._is_gone = False
-        if record.get("event") in ("start", "end"):
-            self._has_ended = record["event"] == "end"
-        self.view.take(record)
-
     def _notice_death(self, now: float) -> None:
         """Mark a run whose process is gone without having told of an end."""
-        if self._has_ended or self._is_gone or now < self._next_probe:
+        if self.view.is_over or now < self._next_probe:
             return
         self._next_probe = now + _PROBE_S
         # The end is written before the hold is given up. So what is read now, after the look at
         # the hold, has it; else it never came.
-        if not self._is_held() and not self._take_in() and not self._has_ended:
-            self._is_gone = True
+        if not self._is_held() and not self._take_in() and not self.view.is_over:
             self.view.mark_gone(GONE)
             self._wake()
 

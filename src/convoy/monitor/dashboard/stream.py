@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
@@ -60,7 +58,7 @@ async def messages(feed: Feed, pace: Pace) -> AsyncIterator[str]:
         if feed.view is not view:  # the file was begun anew, so what the page knows is void
             view, cursor = feed.view, Cursor()
         delta = changes(view, cursor)
-        yield f"data: {to_json(delta)}\n\n" if delta is not None else ": nothing new\n\n"
+        yield f"data: {json.dumps(delta)}\n\n" if delta is not None else ": nothing new\n\n"
         await asyncio.sleep(pace.pause_s)
         await feed.news(view, cursor.number, pace.heartbeat_s)
 
@@ -88,19 +86,3 @@ class EventStream(StreamingResponse):
                 await super().__call__(scope, receive, send_in_time)
         finally:
             self._seats.give_back()
-
-
-def to_json(value: Any) -> str:  # noqa: ANN401 - plain values of any shape
-    """Return plain values as JSON that browsers read: it has no word for what is no number."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value))
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - plain values of any shape
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value

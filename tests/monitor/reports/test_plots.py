@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from convoy.errors import StorageError
-from convoy.monitor.figure import Figure
-from convoy.monitor.plots import (
+from convoy.monitor.reports.figure import Figure
+from convoy.monitor.reports.plots import (
     _draw_accuracy,
     _draw_shares,
     _draw_speeds,
@@ -16,7 +16,7 @@ from convoy.monitor.plots import (
     write_plots,
 )
 from convoy.monitor.view import RunView
-from tests.monitor.made_runs import events, records, start
+from tests.monitor.reports.made_runs import events, records, start
 
 EVERY_RUN = ["loss", "accuracy"]
 OF_NODES = [*EVERY_RUN, "shares", "speeds", "waiting"]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from convoy.monitor.curve import Curve, number
+from convoy.monitor.reports.curve import Curve, number
 
 
 @dataclass(frozen=True)

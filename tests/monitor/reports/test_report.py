@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from convoy.errors import ConfigError, StorageError
-from convoy.monitor.bundle import bundle
-from convoy.monitor.modules import BundleError, join_modules
-from convoy.monitor.past import read_view
-from convoy.monitor.report import report_page, write_report
+from convoy.monitor.reports.bundle import bundle
+from convoy.monitor.reports.modules import BundleError, join_modules
+from convoy.monitor.reports.past import read_view
+from convoy.monitor.reports.report import report_page, write_report
 from convoy.monitor.view import RunView
-from tests.monitor.made_runs import ACCURACIES, START, events, records
+from tests.monitor.reports.made_runs import ACCURACIES, START, events, records
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -3,10 +3,10 @@
 import html
 from collections.abc import Sequence
 
-from convoy.monitor.chart import svg_chart, swatch
-from convoy.monitor.compare import Comparison, Entry, evaluation_curves
-from convoy.monitor.compare_table import COLUMNS, cells, common_sentence, show_setting
-from convoy.monitor.policy import CHARSET, with_policy
+from convoy.monitor.reports.chart import svg_chart, swatch
+from convoy.monitor.reports.compare import Comparison, Entry, evaluation_curves
+from convoy.monitor.reports.compare_table import COLUMNS, cells, common_sentence, show_setting
+from convoy.monitor.reports.policy import CHARSET, with_policy
 
 _CSS = """
 :root { color-scheme: light; font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; }

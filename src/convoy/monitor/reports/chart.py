@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from convoy.monitor.curve import Curve, time_unit
+from convoy.monitor.reports.curve import Curve, time_unit
 
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 12, 40

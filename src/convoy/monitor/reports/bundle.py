@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convoy.monitor.modules import BundleError, join_modules
-from convoy.monitor.policy import ELEMENT, as_data, with_policy
+from convoy.monitor.reports.modules import BundleError, join_modules
+from convoy.monitor.reports.policy import ELEMENT, as_data, with_policy
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="static/([^"]+)">')
 _CLASSIC = re.compile(r'<script src="static/([^"]+)"></script>')

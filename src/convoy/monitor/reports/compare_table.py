@@ -1,6 +1,6 @@
 """A comparison in words: what a cell of its tables says."""
 
-from convoy.monitor.compare import Comparison, Row
+from convoy.monitor.reports.compare import Comparison, Row
 
 COLUMNS = (
     *("run", "state", "model", "strategy", "nodes", "best", "last", "time"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convoy.errors import StorageError
-from convoy.monitor.curve import Curve, short, time_unit
+from convoy.monitor.reports.curve import Curve, short, time_unit
 
 _WIDTH, _HEIGHT = 5.0, 3.1  # inches
 _LEGEND_ROW = 0.17  # inches: the panels keep their height, however many curves there are

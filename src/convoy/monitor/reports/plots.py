@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from convoy.errors import StorageError
-from convoy.monitor.curve import Curve, number, short
-from convoy.monitor.figure import Figure
+from convoy.monitor.reports.curve import Curve, number, short
+from convoy.monitor.reports.figure import Figure
 
 Snapshot = Mapping[str, Any]
 

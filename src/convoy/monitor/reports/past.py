@@ -1,9 +1,6 @@
 """A run read back from the events it left."""
 
-import json
-import math
 from pathlib import Path
-from typing import Any
 
 from convoy.errors import ConfigError
 from convoy.monitor.view import RunView
@@ -19,9 +16,7 @@ def read_view(path: Path, name: str) -> RunView:
     try:
         with path.open("rb") as file:
             for line in file:
-                record = _parse(line)
-                if record is not None:
-                    view.take(record)
+                view.take_line(line)
     except FileNotFoundError:
         raise ConfigError(
             "this run has no events to show",
@@ -31,12 +26,3 @@ def read_view(path: Path, name: str) -> RunView:
     except OSError as error:
         raise ConfigError(f"this run's events cannot be read: {error}", got=str(path)) from error
     return view
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-        has_time = isinstance(record, dict) and math.isfinite(record["time"])
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return None
-    return record if has_time else None

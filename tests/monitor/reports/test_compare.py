@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from convoy.monitor.chart import _ticks, svg_chart
-from convoy.monitor.compare import Entry, compare, evaluation_curves, seconds_to, tell_apart
-from convoy.monitor.compare_page import comparison_page
-from convoy.monitor.compare_table import COLUMNS, cells, common_sentence, show_setting
-from convoy.monitor.curve import Curve, number, short, time_unit
+from convoy.monitor.reports.chart import _ticks, svg_chart
+from convoy.monitor.reports.compare import Entry, compare, evaluation_curves, seconds_to, tell_apart
+from convoy.monitor.reports.compare_page import comparison_page
+from convoy.monitor.reports.compare_table import COLUMNS, cells, common_sentence, show_setting
+from convoy.monitor.reports.curve import Curve, number, short, time_unit
 from convoy.monitor.view import RunView
-from tests.monitor.made_runs import events, records
+from tests.monitor.reports.made_runs import events, records
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 

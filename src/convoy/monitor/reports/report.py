@@ -4,10 +4,10 @@ from pathlib import Path
 
 from convoy.errors import StorageError
 from convoy.files import write_atomically
-from convoy.monitor.bundle import bundle
+from convoy.monitor.reports.bundle import bundle
 from convoy.monitor.view import RunView
 
-PAGE = Path(__file__).parent / "dashboard" / "static"
+PAGE = Path(__file__).parents[1] / "dashboard" / "static"
 
 
 def report_page(view: RunView) -> str:

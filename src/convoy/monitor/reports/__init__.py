@@ -1,0 +1,1 @@
+"""A run on paper: one HTML file, runs beside each other, pictures."""
