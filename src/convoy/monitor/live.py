@@ -58,11 +58,18 @@ def node_table(nodes: list[dict[str, Any]]) -> Table:
     table.add_column("state", no_wrap=True)
     for title in ("samples/s", "share", "waits", "stale", "faults"):
         table.add_column(title, justify="right", no_wrap=True)
-    for node in nodes[:_NODES_AT_MOST]:
+    for node in _most_wanted(nodes):
         table.add_row(*_row(node))
     if len(nodes) > _NODES_AT_MOST:
         table.add_row(f"and {len(nodes) - _NODES_AT_MOST} more")
     return table
+
+
+def _most_wanted(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the nodes that there is room for, those in trouble before the others."""
+    if len(nodes) > _NODES_AT_MOST:
+        nodes = sorted(nodes, key=lambda node: node["state"] not in ("lost", "aside"))
+    return nodes[:_NODES_AT_MOST]
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
