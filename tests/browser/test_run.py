@@ -41,6 +41,11 @@ def _node(browser: Browser, number: int, column: str) -> str:
     return values[0] if values else ""
 
 
+def _counted(browser: Browser) -> int:
+    """Return how many events the page knows of."""
+    return int(browser.cells('[data-test="count-events"]', "data-value")[0])
+
+
 def _assert_page_shows(browser: Browser, expected: dict[str, Any]) -> None:
     """Compare every panel with what the file of events says."""
     run, progress = expected["run"], expected["progress"]
@@ -135,6 +140,8 @@ def test_a_run_with_a_kill_and_a_join_is_shown_as_it_is(tmp_path: Path) -> None:
             gone = '[data-test="banner"]'
             took_s = browser.wait(lambda: not browser.find(gone).is_displayed(), "it is back", 20)
             browser.errors()  # those of the time without a server
+            told = len(team.events(since=0))
+            browser.wait(lambda: _counted(browser) >= told, "the page knows all again", 2.0)
             team.lead.send_signal(2)
             team.lead.wait(60)
             browser.wait(lambda: browser.text("state") == "interrupted", "the end is shown")
