@@ -39,13 +39,13 @@ def test_a_timeline_is_told_at_first_and_then_now_and_then(monkeypatch: pytest.M
         told.tell(Watched(), step, EventStream([seen]))
         now[0] += 1.0
     steps = [event.step for event in seen.events if isinstance(event, TimelineEvent)]
-    assert steps == [0, 30, 60, 90]
+    assert steps == [10, 40, 70]
 
 
 @pytest.mark.parametrize("executor", [object(), Unused()])
 def test_who_knows_nothing_tells_nothing(executor: object) -> None:
     seen = Recorder()
-    Timelines().tell(executor, 1, EventStream([seen]))
+    Timelines().tell(executor, 99, EventStream([seen]))
     assert seen.events == []
 
 

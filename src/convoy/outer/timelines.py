@@ -8,6 +8,7 @@ from convoy.inner.tasks.timeline import Timeline
 from convoy.monitor.events import EventStream, TimelineEvent
 
 _EVERY_S = 30.0  # one is hundreds of numbers, and the next looks the same
+_SETTLED = 10  # steps; the first ones fill caches
 _SPANS_AT_MOST = 1500  # shorter ones could not be seen
 
 
@@ -29,7 +30,7 @@ class Timelines:
     def tell(self, executor: object, step: int, events: EventStream) -> None:
         """Tell of the last step, unless one was told of a short while ago."""
         now = time.monotonic()
-        if not isinstance(executor, Observed):
+        if not isinstance(executor, Observed) or step < _SETTLED:
             return
         if self._told_at is not None and now - self._told_at < _EVERY_S:
             return
