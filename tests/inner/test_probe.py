@@ -10,6 +10,8 @@ import convoy.inner.probe as probe
 from convoy.config import Config
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.probe import Measured, candidate_arithmetics, choose_arithmetic
+from convoy.inner.tasks.executor import TasksExecutor
+from convoy.models.dropout import key_dropout
 
 _CPU = torch.device("cpu")
 _SHAPE = (1, 6, 6)
@@ -159,3 +161,13 @@ def test_a_cpu_has_fast_bf16_where_it_has_instructions_for_it(
 def test_a_gpu_is_asked_for_bf16(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
     assert probe.has_fast_bf16(torch.device("cuda")) is supported
+
+
+def test_a_network_with_dropout_is_measured_as_it_is_trained() -> None:
+    """Dropout asks for keys; without them tasks would not be what is measured."""
+    model = key_dropout(_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    executor = TasksExecutor(model, optimizer, Arithmetic(_CPU), portable=True)
+    assert probe.measure_executor(executor, _SHAPE, 8, budget_s=0.0) > 0
+    assert executor.why_not is None
+    assert list(executor._steps) == [(8, True)]

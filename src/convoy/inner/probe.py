@@ -12,6 +12,7 @@ from convoy.config import Config
 from convoy.data.batches import Batch
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.executor import Executor, make_executor
+from convoy.randomness import sample_keys
 
 _BUDGET_S = 0.5  # for each candidate, after its warm-up
 _MIN_GAIN = 1.05  # less is within the noise of so short a measurement
@@ -100,7 +101,9 @@ def silent(why: str) -> None:
 def _blank_batch(arithmetic: Arithmetic, in_shape: tuple[int, int, int], size: int) -> Batch:
     images = torch.zeros(size, *in_shape, device=arithmetic.device, dtype=arithmetic.dtype)
     labels = torch.zeros(size, dtype=torch.int64, device=arithmetic.device)
-    return Batch(images.to(memory_format=arithmetic.memory_format), labels)
+    # With keys, as in training: dropout asks for them, and executors do otherwise without.
+    keys = sample_keys(0, 0, torch.arange(size)).to(arithmetic.device)
+    return Batch(images.to(memory_format=arithmetic.memory_format), labels, keys)
 
 
 def _step(executor: Executor, batch: Batch) -> None:
