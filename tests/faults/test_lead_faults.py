@@ -54,7 +54,6 @@ def test_a_lead_is_killed_and_resumed_and_a_node_from_elsewhere_comes_back() -> 
         team.wait_for_steps(2)
         with joined(port, pace_s=0.05) as far:
             team.wait_for_group(0, 1, 2)
-            assert team.events("group")[-1]["step"] % 40 > 0  # in the middle of an epoch
             team.wait_for_steps(3)
             team.family()
             team.lead.kill()
