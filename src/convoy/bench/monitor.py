@@ -43,6 +43,7 @@ ALONE, WRITTEN, WATCHED = (
 _TASK = "lenet5, batch 64"
 _SAMPLES, _BATCH = 16_000, 64
 _LINK_WITHIN_S = 30.0
+_LET_IN = b"HTTP/1.1 200"
 _EVENTS = 2_000  # that an interval's cost is the mean of
 
 
@@ -145,6 +146,10 @@ def _open_stream(netloc: str, cookie: str, *, reads: bool) -> socket.socket:
     opened = socket.create_connection((host, int(port)), timeout=None)
     request = f"GET /api/stream HTTP/1.1\r\nHost: {netloc}\r\nCookie: {cookie}\r\n\r\n"
     opened.sendall(request.encode())
+    # Proof that it is let in: a reader that is turned away would cost nothing, too.
+    answered = opened.recv(len(_LET_IN))
+    if answered != _LET_IN:
+        raise ConvoyError("the page turned its reader away", got=answered.decode("latin-1"))
     if reads:
         threading.Thread(target=_read_all, args=(opened,), daemon=True).start()
     return opened
