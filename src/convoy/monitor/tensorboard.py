@@ -22,7 +22,7 @@ def make_tensorboard_sink(folder: Path) -> Sink:
         raise ConfigError(
             "TensorBoard's files need a package that is not installed",
             got="--tensorboard",
-            hint="Run: pip install 'convoy-train[tensorboard]'",
+            hint="Run: pip install 'convoy-train[tensorboard]', or in a clone: make setup-dev.",
         ) from None
     return TensorBoard(folder)
 
@@ -103,8 +103,8 @@ def of_nodes(event: NodesEvent) -> dict[str, float]:
     values: dict[str, float] = {}
     rows = zip(event.nodes, event.speeds, event.samples, event.busy_s, event.waiting_s, strict=True)
     for node, speed, samples, busy_s, waiting_s in rows:
-        spent_s = busy_s + waiting_s
-        values[f"speed/node_{node}"] = speed
-        values[f"share/node_{node}"] = samples / trained if trained else 0.0
-        values[f"waiting/node_{node}"] = waiting_s / spent_s if spent_s else 0.0
+        spent_s, name = busy_s + waiting_s, f"node_{node + 1}"  # people count from one
+        values[f"speed/{name}"] = speed
+        values[f"share/{name}"] = samples / trained if trained else 0.0
+        values[f"waiting/{name}"] = waiting_s / spent_s if spent_s else 0.0
     return values
