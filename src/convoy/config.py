@@ -233,6 +233,39 @@ class Config:
         at_most=16,
         on_resume=True,
     )
+    stages: int = option(
+        0,
+        "Stages that the network is cut into (auto: one for each node).",
+        group="Pipeline",
+        at_least=0,
+        at_most=_NODES_AT_MOST,
+        words={"auto": 0},
+        on_resume=True,
+    )
+    cuts: tuple[float, ...] = option(
+        (),
+        "Cut after so many weight layers: 7,13 (default: where stages take equally long).",
+        group="Pipeline",
+        on_resume=True,
+    )
+    recipe: str = option(
+        "convoy",
+        "How a pipeline keeps its accuracy: NAME, or NAME:choice=value,...",
+        group="Pipeline",
+    )
+    pipelined: str = option(
+        "all",
+        "How much of the run is pipelined: all, a part (0.5), so many steps (20000), or plateau: "
+        "until the test accuracy no longer rises. The rest is plain.",
+        group="Pipeline",
+    )
+    plain_first: bool = option(False, "Plain first, pipelined afterwards.", group="Pipeline")
+    virtual: bool = option(
+        False,
+        "Compute a pipeline's numbers on one device, without the pipeline.",
+        group="Pipeline",
+        on_resume=True,
+    )
     restarts: int = option(
         3,
         "How often a node of this machine that died is started again.",
@@ -358,6 +391,11 @@ class Config:
         return dataclasses.asdict(self)
 
 
+def stages_asked(config: Config) -> int:
+    """Return how many stages a config wants, directly or by its cuts; 0 leaves it open."""
+    return config.stages or (len(config.cuts) + 1 if config.cuts else 0)
+
+
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Config)}
 HINTS: dict[str, Any] = get_type_hints(Config)
 
@@ -382,6 +420,7 @@ def _check_laws(config: Config) -> None:
     """Check what must hold between fields."""
     _check_training(config)
     _check_nodes(config)
+    _check_pipeline(config)
 
 
 def _check_nodes(config: Config) -> None:
@@ -391,6 +430,7 @@ def _check_nodes(config: Config) -> None:
         "links": len(config.links),
         "devices": len(config.devices.split(",")) if config.devices else 0,
         "shares": len(config.shares),
+        "stages": 0 if config.virtual else stages_asked(config),
     }
     given = {name: count for name, count in counts.items() if count}
     if len(set(given.values())) > 1:
@@ -421,6 +461,23 @@ def _check_nodes(config: Config) -> None:
             got=max(given.values()),
             hint="Give --strategy lockstep.",
         )
+
+
+def _check_pipeline(config: Config) -> None:
+    if any(cut != int(cut) for cut in config.cuts):
+        raise ConfigError("'cuts' must be whole numbers", got=config.cuts)
+    if config.stages and config.cuts and config.stages != len(config.cuts) + 1:
+        raise ConfigError(
+            "'stages' and 'cuts' disagree",
+            got=f"{config.stages} stages and {len(config.cuts)} cuts",
+            allowed="one stage more than cuts",
+        )
+    if config.virtual and (config.speeds or config.devices or config.nodes > 1):
+        raise ConfigError("'virtual' computes on one device", hint="Leave out nodes and speeds.")
+    asked = {"stages": config.stages, "cuts": config.cuts, "virtual": config.virtual}
+    for name, value in asked.items():
+        if value and config.strategy != "pipeline":
+            raise ConfigError(f"'{name}' needs a pipeline", hint="Give --strategy pipeline.")
 
 
 def _check_training(config: Config) -> None:

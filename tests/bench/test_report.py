@@ -102,6 +102,14 @@ def test_contenders_take_turns_and_none_runs_twice_in_a_row() -> None:
     assert "".join(contenders.calls) == "abcabcabcabc|"  # the first turn is to warm up
 
 
+def test_those_that_warm_up_by_themselves_need_no_turn_for_it() -> None:
+    contenders = Contenders({"a": [9.0, 3.0], "b": [1.0, 1.0]})
+    make = contenders.of("a", "b")
+    values = interleave(make, repeats=2, slices=1, tell=lambda _: None, warm_up=False)
+    assert "".join(contenders.calls) == "ab|ab|"
+    assert values["a"] == (9.0, 3.0)
+
+
 def test_each_round_starts_afresh_and_is_cleaned_up() -> None:
     contenders = Contenders()
     interleave(contenders.of("a", "b"), repeats=2, slices=1, tell=lambda _: None)

@@ -20,6 +20,7 @@ Convoy = Callable[..., Outcome]
         ["train", "--help"],
         ["bench", "--help"],
         ["trace", "--help"],
+        ["plan", "--help"],
         ["train", "--lr", "x"],
     ],
 )

@@ -32,12 +32,12 @@ from convoy.launch.parameters.exchange import Exchange, Given, Service
 from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.process import ServiceLostError, ServiceOrder, ServiceProcess
 from convoy.launch.parameters.record import Record
-from convoy.launch.parameters.shared import SharedRooms
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Arriving, Coding
 from convoy.outer.crew import Tls
 from convoy.outer.server import BehindError, FencedError, ParameterServer, Report
 from convoy.outer.service_plan import make_server
+from convoy.outer.shared import SharedRooms
 from convoy.outer.work import Order, Span, cut_spans
 from tests.faults.history import (
     Attempt,

@@ -69,7 +69,7 @@ def test_a_field_with_a_default_may_be_missing() -> None:
         kind: [f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING]
         for kind in KINDS.values()
     }
-    assert [name for names in defaults.values() for name in names] == ["nodes", "aside"]
+    assert [name for names in defaults.values() for name in names] == ["nodes", "aside", "of"]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,14 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.inner:bench_inner",
             "a CPU step as tasks against PyTorch, eager and compiled, at its best threads",
         ),
+        "pipeline": Entry(
+            "convoy.bench.pipeline:bench_pipeline",
+            "single-core stages against one core, torch's GPipe and 1F1B, and the cores' sum",
+        ),
+        "staleness": Entry(
+            "convoy.bench.staleness:bench_staleness",
+            "what stale weights cost in accuracy, at several depths: virtual pipelines on a GPU",
+        ),
         "service": Entry(
             "convoy.bench.service:bench_service",
             "an exchange with the parameter service against Ray's store, gloo and a socket",

@@ -1,4 +1,4 @@
-"""Lockstep as a contender: a real run, through the same door as every user's, and its events."""
+"""Ours as a contender: a real run, through the same door as every user's, and its events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,20 @@ class Recording:
 def record_lockstep(
     task: Task, speeds: Sequence[float], steps: int, **options: object
 ) -> Recording:
-    """Train random images for so many steps on emulated nodes, and return what the run told."""
+    """Train in lockstep on emulated nodes; see `record_run`."""
+    return record_run(task, steps, strategy="lockstep", speeds=tuple(speeds), **options)
+
+
+def record_pipeline(
+    task: Task, stages: int, speeds: Sequence[float], steps: int, **options: object
+) -> Recording:
+    """Train in stages, on emulated nodes where speeds are given; every step is told."""
+    more = {"stages": stages, "speeds": tuple(speeds), "log_interval_s": 0.1, **options}
+    return record_run(task, steps, strategy="pipeline", **more)
+
+
+def record_run(task: Task, steps: int, **options: object) -> Recording:
+    """Train random images for so many steps, and return what the run told."""
     generator = torch.Generator().manual_seed(task.seed)
     count = task.batch * steps
     shape = (count, *task.in_shape)
@@ -69,8 +82,6 @@ def record_lockstep(
                 "memory_format": task.memory_format,
                 "device": "cpu",
                 "threads": 1,
-                "strategy": "lockstep",
-                "speeds": tuple(speeds),
                 "log_interval_s": 1.0,
                 "out": str(Path(folder) / "run"),
                 **options,

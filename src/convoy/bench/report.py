@@ -106,6 +106,7 @@ def interleave(
     slices: int,
     tell: Callable[[str], None],
     alternate: bool = False,
+    warm_up: bool = True,
 ) -> dict[str, tuple[float, ...]]:
     """Measure the speed of several systems in turn, so that a noisy moment strikes them alike.
 
@@ -118,6 +119,7 @@ def interleave(
             turns in a fixed order: whoever ran twice in a row would find its own data cached.
         tell: shows progress.
         alternate: let the order change direction each time; for contenders that share their data.
+        warm_up: give everybody the slice to warm up; those that start anew each time need none.
     """
     values: dict[str, tuple[float, ...]] = {}
     for number in range(repeats):
@@ -125,10 +127,10 @@ def interleave(
             contenders = make(stack)
             speeds = [
                 {name: contenders[name]() for name in _order(contenders, alternate and turn % 2)}
-                for turn in range(slices + 1)
+                for turn in range(slices + warm_up)
             ]
         for name in contenders:
-            speed = statistics.harmonic_mean([part[name] for part in speeds[1:]])
+            speed = statistics.harmonic_mean([part[name] for part in speeds[-slices:]])
             values[name] = (*values.get(name, ()), speed)
         shown = ", ".join(f"{name} {found[-1]:,.0f}" for name, found in values.items())
         tell(f"round {number + 1} of {repeats}: {shown}")

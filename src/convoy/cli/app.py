@@ -11,6 +11,7 @@ from convoy.cli.bench import bench
 from convoy.cli.doctor import doctor
 from convoy.cli.join import join
 from convoy.cli.lead import lead
+from convoy.cli.plan import plan
 from convoy.cli.replay import replay
 from convoy.cli.report import report
 from convoy.cli.runs import runs
@@ -34,6 +35,7 @@ app.command(runs)
 app.command(report)
 app.command(watch)
 app.command(replay)
+app.command(plan)
 app.command(trace)
 app.command(bench)
 app.command(doctor)

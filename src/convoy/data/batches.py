@@ -159,6 +159,11 @@ class Epoch:
         """Return the images' numbers, in the order of the pass."""
         return self._order
 
+    def marks(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the labels and keys of the samples from one place to another."""
+        span = slice(start, stop)
+        return self._samples.labels(self._order[span]), self._keys[span]
+
     def batch(self, start: int, stop: int) -> Batch:
         """Return the samples from place `start` up to, not including, place `stop`."""
         span = slice(start, stop)

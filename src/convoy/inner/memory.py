@@ -1,6 +1,9 @@
-"""Keep memory that tensors gave back, instead of returning it to the system at every step."""
+"""Memory: how much there is, and how to keep what tensors gave back instead of returning it."""
 
 import ctypes
+
+import psutil
+import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of options in glibc's malloc.h
 _LARGEST_KEPT = 32 << 20  # glibc allows no more
@@ -18,3 +21,10 @@ def keep_freed_memory() -> bool:
         return False
     told = (mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT), mallopt(_TRIM_THRESHOLD, _KEPT_AT_MOST))
     return all(told)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return how many bytes a device has to give; nodes of one machine share them."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

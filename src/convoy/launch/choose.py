@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from convoy.assembly import Given
-from convoy.config import Config
+from convoy.config import Config, stages_asked
 from convoy.errors import ConfigError, EnvironmentProblem
 from convoy.inner.arithmetic import choose_device
 from convoy.inner.probe import measure
@@ -23,11 +23,15 @@ from convoy.outer.crew import Crew, Serving
 from convoy.outer.job import Job
 from convoy.outer.service_plan import check_service
 from convoy.outer.strategy import AUTO
+from convoy.pipeline.forms import forms_of
+from convoy.pipeline.layout import check_stages, most_stages
+from convoy.pipeline.recipe import parse_recipe
 
 NO_NODES = -1
 _START_S = 6.0  # what it takes to start nodes: a run must be longer to gain by them
 _SHARING = 0.85  # of the sum of their speeds is left when nodes work side by side
 _WORTH_IT = 1.15  # what several nodes must promise, for the promise comes from a short probe
+_STAGES_AT_MOST = 4  # unless more are asked for: each makes weights staler
 _SHORT_RUN_S = 20.0  # nothing is measured for a run that one node finishes so soon
 
 
@@ -54,6 +58,12 @@ def check_crew(config: Config, *, serving: bool) -> None:
     for name in device_names(config):
         choose_device(name)
     check_service(config, max(1, nodes))
+    if config.precision == "bf16" and not may_round(config):
+        raise ConfigError(
+            "bf16 keeps a rounded copy of the weights that a forward pass read",
+            got=config.recipe,
+            hint="Give a recipe with backward=stashed, or --precision fp32.",
+        )
     if config.speeds:
         check_speeds(config.speeds)
     if config.links:
@@ -72,7 +82,9 @@ def check_crew(config: Config, *, serving: bool) -> None:
 
 def planned_nodes(config: Config) -> int:
     """Return how many nodes were asked for; 0 leaves it open, -1 wants none here."""
-    return config.nodes or len(config.speeds) or len(device_names(config))
+    if config.virtual:
+        return 1
+    return config.nodes or len(config.speeds) or len(device_names(config)) or stages_asked(config)
 
 
 def device_names(config: Config) -> tuple[str, ...]:
@@ -97,14 +109,30 @@ def config_of_nodes(config: Config) -> Config:
         changes["threads"] = threads_per_node(config, nodes)
     if config.speeds and config.device == "auto" and not config.devices:
         changes["device"] = "cpu"  # emulated speeds are parts of a core
+    if config.precision == "auto" and not may_round(config):
+        changes["precision"] = "fp32"
     return config.replaced(changes)
+
+
+def may_round(config: Config) -> bool:
+    """Tell whether weights may be rounded for the arithmetic.
+
+    A backward pass would find the rounded copy of its forward pass: with a recipe by which it is
+    to read other weights, that would be wrong.
+    """
+    return config.strategy != "pipeline" or parse_recipe(config.recipe).needs_own_weights
 
 
 def choose_crew(
     job: Job, given: Given, requested: Config, ledger: Path, serving: Serving | None
 ) -> Crew:
     """Decide who takes part; `job.config` says it afterwards too."""
-    nodes = planned_nodes(requested) or _nodes_by_probe(job, requested, serving)
+    nodes = planned_nodes(requested)
+    if requested.strategy == "pipeline":
+        nodes = nodes or _stages_here(job)
+        check_stages(requested, job.model, stages_asked(requested) or nodes)
+        forms_of(job.model, job.data.train.shape_CHW, job.executor.arithmetic)  # it may refuse
+    nodes = nodes or _nodes_by_probe(job, requested, serving)
     here = max(nodes, 0)
     devices = _devices(job, requested, here)
     strategy = requested.strategy
@@ -130,6 +158,13 @@ def _devices(job: Job, requested: Config, nodes: int) -> tuple[str, ...]:
         count = torch.cuda.device_count()
         return tuple(f"cuda:{slot % count}" for slot in range(nodes))
     return (job.config.device,) * nodes
+
+
+def _stages_here(job: Job) -> int:
+    """Return how many stages this machine has workers for, within reason."""
+    on_gpu = job.train.device.type == "cuda"
+    workers = torch.cuda.device_count() if on_gpu else usable_cores()
+    return min(workers, _STAGES_AT_MOST, most_stages(job.model))
 
 
 def _nodes_by_probe(job: Job, requested: Config, serving: Serving | None) -> int:

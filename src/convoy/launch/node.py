@@ -27,11 +27,13 @@ from convoy.launch.links import enter_namespace
 from convoy.launch.parameters.exchange import Service
 from convoy.launch.server_node import Supply, choose_coding, open_supply, take_part
 from convoy.monitor.events import EventStream
+from convoy.outer.groupwork import GroupWork, Left, StandAside
 from convoy.outer.job import Job
-from convoy.outer.lockstep import Left, Lockstep, StandAside
+from convoy.outer.lockstep import Lockstep
 from convoy.outer.membership import Group
 from convoy.outer.server import FencedError, ShutOutError
 from convoy.outer.state import unpack
+from convoy.pipeline.runner import Pipeline
 from convoy.tracking import untracked
 
 _PROBE_S = 0.4
@@ -206,16 +208,18 @@ def _take_part(job: Job, welcome: wire.Welcome, link: Link) -> str:
     group = _make_group(job, welcome)
     link.group = group
     speed = probe(job)
+    make = Pipeline if job.config.strategy == "pipeline" else Lockstep
+    work: GroupWork = make(job, group, link, speed)
     group.show_up()
     link.ready(speed)
     while True:
-        lockstep = Lockstep(job, group, link, speed)
         try:
-            reason = lockstep.train()
+            reason = work.train()
             link.done(reason)
             return reason
         except StandAside as aside:
             speed = _wait_aside(job, link, str(aside), speed)
+            work = make(job, group, link, speed)
         finally:
             group.leave()
 

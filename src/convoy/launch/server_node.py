@@ -23,8 +23,8 @@ from convoy.launch.parameters.exchange import Exchange, Given, Service
 from convoy.launch.parameters.shards import ShardedExchange, part_digest
 from convoy.launch.parameters.vectors import Coding
 from convoy.launch.samples import CHANNEL_OPTIONS, SampleClient
+from convoy.outer.groupwork import Left
 from convoy.outer.job import Job
-from convoy.outer.lockstep import Left
 from convoy.outer.server import BehindError, Report
 from convoy.outer.work import Order as Work
 from convoy.outer.worker import Worker, held_samples

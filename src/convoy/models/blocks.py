@@ -27,6 +27,29 @@ def walk_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.{inner_name}" if inner_name else name, block
 
 
+def walk_units(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return a network's blocks, each with those after it that have no weights of their own.
+
+    These are the parts that a cut may lie between: pooling goes with what it makes smaller, and
+    an activation that writes over its input with what has made that.
+    """
+    units: list[tuple[str, list[nn.Module]]] = []
+    for name, block in walk_blocks(model):
+        if count_weight_layers(block) and (not units or _has_weights(units[-1][1])):
+            units.append((name, [block]))
+        elif units:
+            units[-1][1].append(block)
+        else:
+            units.append((name, [block]))
+    return [
+        (name, blocks[0] if len(blocks) == 1 else nn.Sequential(*blocks)) for name, blocks in units
+    ]
+
+
+def _has_weights(blocks: list[nn.Module]) -> bool:
+    return any(count_weight_layers(block) for block in blocks)
+
+
 def count_weight_layers(block: nn.Module) -> int:
     """Count convolutions and fully connected layers: the unit the pipeline paper cuts by."""
     return sum(isinstance(module, _WEIGHT_LAYERS) for module in block.modules())

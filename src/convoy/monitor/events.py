@@ -114,7 +114,11 @@ class GroupEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SharesEvent(Event):
-    """Nodes were given other shares of a batch."""
+    """Nodes were given other shares of the work.
+
+    Attributes:
+        of: what is shared: the samples of a batch, or in a pipeline the network's weight layers.
+    """
 
     kind: ClassVar[str] = "shares"
     step: int
@@ -122,6 +126,7 @@ class SharesEvent(Event):
     shares: list[int]
     speeds: list[float]
     reason: str
+    of: str = "samples"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from convoy.monitor.events import (
 )
 from convoy.monitor.live import LiveView
 from convoy.monitor.view import RunView
+from convoy.monitor.wording import sentence
 from convoy.tracking import Track
 
 T = TypeVar("T")
@@ -71,6 +72,8 @@ class TerminalView:
             case EndEvent():
                 self.close()
                 self._console.print(f"[bold]{event.state}[/]: {escape(event.reason)}")
+            case SharesEvent(of="layers"):
+                self._console.print(f"[dim]{escape(sentence(event) or '')}[/]")
             case CheckpointEvent() | NodesEvent() | SharesEvent():
                 pass  # many; the live view and the table at the end sum them up
             case StalenessEvent() | TimelineEvent():

@@ -16,6 +16,8 @@ from convoy.monitor.events import (
     WarningEvent,
 )
 
+_SHARED = {"samples": "a batch", "layers": "the weight layers"}
+
 
 def sentence(event: Event) -> str | None:
     """Return what a log says of an event; None: it is one of many, which curves show."""
@@ -33,7 +35,8 @@ def sentence(event: Event) -> str | None:
             return f"nodes {names} train from step {event.step}: {event.reason}"
         case SharesEvent():
             shares = ", ".join(str(share) for share in event.shares)
-            return f"shares of a batch are now {shares}: {event.reason}"
+            what = _SHARED.get(event.of, event.of)
+            return f"shares of {what} are now {shares}: {event.reason}"
         case NoteEvent():
             return event.text
         case EndEvent():

@@ -13,165 +13,44 @@ the same batch again; whoever had finished is one step ahead and hands its state
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from convoy.config import Config
 from convoy.data.batches import Epoch
-from convoy.errors import ConvoyError
 from convoy.inner.executor import Sums
-from convoy.monitor.events import GroupEvent, LedgerEvent, NodesEvent, SharesEvent
-from convoy.outer.account import Account
+from convoy.monitor.events import NodesEvent
 from convoy.outer.allocation.plan import Rules, make_plan
-from convoy.outer.allocation.shares import apportion
 from convoy.outer.allocation.speeds import SpeedBook
+from convoy.outer.groupwork import GroupWork, LeadLink, StandAside
 from convoy.outer.job import Job
-from convoy.outer.membership import Formation, Group, GroupLostError
+from convoy.outer.membership import Group, GroupLostError
 from convoy.outer.meter import Meter
 from convoy.outer.reduction import Reduction
-from convoy.outer.single import (
-    close_epoch,
-    evaluate_part,
-    first_step_seed,
-    is_checkpoint_step,
-    reason_to_end,
-    train_epoch,
-)
-from convoy.outer.state import as_tensor, pack, unpack
+from convoy.outer.single import is_checkpoint_step, train_epoch
 from convoy.outer.tally import Tally
 from convoy.randomness import fold, seed_torch
-from convoy.storage.checkpoint import Checkpoint
 
-# Much longer than connecting may take: whoever asks again just as a group forms without knowing
-# it would let the others wait to connect, and then miss them in turn.
-_ASK_FOR_S = 20.0
 _HOLD_STEPS = 3  # a plan is tried for so long: every change costs, for shapes are new
 _SETTLE_S, _SETTLE_STEPS = 2.0, 8  # a group trains at least so long before a node is sent away
 _COUNT, _LOSS, _CORRECT, _REGROUP, _STOP, _TIMES = range(6)  # places in the reduced numbers
 
 
-class StandAside(ConvoyError):  # noqa: N818 - it is a decision, not a fault
-    """This node costs more than it brings; the others go on without it."""
-
-
-class Left(ConvoyError):  # noqa: N818 - it is an outcome, not a fault
-    """This node was asked to leave and has left; the others go on."""
-
-
-class LeadLink(Protocol):
-    """What a node needs of the lead of its run."""
-
-    wants_regroup: bool
-    """Somebody waits to join; set by the lead, cleared when a group forms."""
-
-    wants_stop: bool
-    """The run is to be saved and left."""
-
-    leaving: bool
-    """This node alone is to leave."""
-
-    def check(self) -> None:
-        """Raise if the lead is gone."""
-        ...
-
-    def set_scribe(self, is_scribe: bool) -> None:
-        """Say whether this node's events are the run's."""
-        ...
-
-    def describe(self, speed: float, step: int) -> None:
-        """Tell how fast this node is and how far."""
-        ...
-
-    def deposit(self, checkpoint: Checkpoint, reason: str) -> None:
-        """Have a checkpoint written."""
-        ...
-
-
-class Lockstep:
+class Lockstep(GroupWork):
     """One node's part in a lockstep run."""
 
     def __init__(self, job: Job, group: Group, lead: LeadLink, speed: float) -> None:
-        self._job = job
-        self._group = group
-        self._lead = lead
-        self._speed = speed
+        super().__init__(job, group, lead, speed)
         self._rules = rules_of(job.config)
-        self._formation: Formation | None = None
-        steps = job.schedule.steps_per_epoch
-        self._account = Account(steps, job.config.batch, len(job.train))
         self._reduction: Reduction | None = None
         self._buffers = [b for b in job.model.buffers() if b.is_floating_point()]
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
-        self._first_seed = first_step_seed(job.config.seed)
         self._alone_from: int | None = None  # updates from here on were done alone, unnoted
-        job.deposit = self._deposit
-
-    def train(self) -> str:
-        """Train until the job is done; return the reason it is, in words."""
-        self._regroup("the run starts")
-        config = self._job.config
-        while self._job.progress.epoch < config.epochs:
-            if not self._train_epoch():
-                self._finish_interrupted()
-                return "interrupted"
-            reason = self._finish_epoch()
-            if reason is not None:
-                return reason
-        return f"all {config.epochs} epochs are done"
 
     # ---------------------------------------------------------------- groups
-
-    @property
-    def formation(self) -> Formation:
-        """Return the group this node is in."""
-        assert self._formation is not None
-        return self._formation
-
-    @property
-    def _is_scribe(self) -> bool:
-        return self.formation.rank == self.formation.source
-
-    def _regroup(self, why: str) -> None:
-        """Form a group with whoever is there, and bring all of it to the same state."""
-        started = time.perf_counter()
-        if self._formation is not None:
-            self._flush()
-        while True:
-            self._lead.check()
-            self._lead.wants_regroup = False
-            try:
-                position = self._job.progress.position
-                self._formation = self._group.form(position, self._speed, _ASK_FOR_S)
-                self._share_state()
-                self._begin_group()
-                break
-            except (GroupLostError, TimeoutError):
-                continue  # someone else was lost, or is not there yet: ask again
-        self._lead.set_scribe(self._is_scribe)
-        self._emit_group(why, time.perf_counter() - started)
-        self._report_ledger()  # of updates whose teller may just have died
-        self._step_aside_if_told()
-
-    def _share_state(self) -> None:
-        """Give the furthest member's state to those that are behind."""
-        formation = self.formation
-        if formation.rank == formation.source and formation.behind:
-            state, told = pack(self._job.snapshot()), self._account.pack()
-            lengths, block = torch.tensor([len(state), len(told)]), as_tensor(state + told)
-            for rank in formation.behind:
-                self._group.send(lengths, rank)
-                self._group.send(block, rank)
-        elif formation.rank in formation.behind:
-            lengths = torch.zeros(2, dtype=torch.int64)
-            self._group.receive(lengths, formation.source)
-            block = torch.empty(int(lengths.sum()), dtype=torch.uint8)
-            self._group.receive(block, formation.source)
-            received = block.numpy().tobytes()
-            self._job.take_over(unpack(received[: int(lengths[0])]), "the state of a peer")
-            self._account.unpack(received[int(lengths[0]) :])
 
     def _begin_group(self) -> None:
         members = self.formation.members
@@ -199,6 +78,14 @@ class Lockstep:
         dtype = self._job.executor.arithmetic.dtype
         self._group.choose_way(self.formation, self._reduction.last_message, dtype)
 
+    def _shares(self) -> Sequence[int]:
+        """Return each member's samples of a batch."""
+        return self._plan.shares
+
+    def _speeds(self) -> Sequence[float]:
+        """Return the samples per second of each member."""
+        return self._book.speeds
+
     def _group_rules(self) -> Rules:
         """Return the rules with the fixed proportions of those nodes that are here."""
         if self._rules.policy != "fixed":
@@ -207,31 +94,6 @@ class Lockstep:
         numbers = [member.number for member in self.formation.members]
         weights = tuple(known[n] if n < len(known) else min(known) for n in numbers)
         return replace(self._rules, proportions=weights)
-
-    def _emit_group(self, why: str, pause_s: float) -> None:
-        formation, step = self.formation, self._job.progress.updates
-        numbers = [member.number for member in formation.members]
-        self._job.events.emit(
-            GroupEvent(
-                quorum=formation.quorum,
-                step=step,
-                nodes=numbers,
-                pause_s=round(pause_s, 3),
-                reason=why,
-            )
-        )
-        self._emit_shares("first shares of this group, from probes and earlier steps")
-
-    def _emit_shares(self, reason: str) -> None:
-        self._job.events.emit(
-            SharesEvent(
-                step=self._job.progress.updates,
-                nodes=[member.number for member in self.formation.members],
-                shares=list(self._plan.shares),
-                speeds=[round(speed, 2) for speed in self._book.speeds],
-                reason=reason,
-            )
-        )
 
     def _step_aside_if_told(self) -> None:
         """Leave if the plan says so; all members read the same plan at the same moment."""
@@ -445,55 +307,7 @@ class Lockstep:
             for left in self._plan.left_out
         )
 
-    def _leave(self) -> None:
-        self._flush()
-        if self.formation.size == 1:
-            self._job.save("the last node leaves")
-        self._group.leave()
-        raise Left("asked to leave")
-
     # ---------------------------------------------------------------- epochs
-
-    def _finish_epoch(self) -> str | None:
-        """Test the network together, record the epoch, save; say why training ends, if it does."""
-        job = self._job
-        started = time.perf_counter()
-        while True:
-            try:
-                self._average_statistics()
-                loss, correct = self._evaluate()
-                break
-            except GroupLostError as error:
-                epoch = job.progress.epoch
-                self._regroup(str(error))
-                if job.progress.epoch != epoch:
-                    return self._reason_to_end()  # the others had finished it
-        job.progress.seconds += time.perf_counter() - started
-        count = len(job.test)
-        record = close_epoch(job, loss / count, correct / count)
-        started = time.perf_counter()
-        self._report_ledger()
-        if self._is_scribe:
-            job.save(f"epoch {record.epoch}", score=record.test_accuracy)
-        job.progress.seconds += time.perf_counter() - started
-        return self._reason_to_end()
-
-    def _reason_to_end(self) -> str | None:
-        history = self._job.progress.history
-        return reason_to_end(self._job, history[-1]) if history else None
-
-    def _finish_interrupted(self) -> None:
-        self._flush()
-        try:
-            self._save("interrupted")
-        except GroupLostError:  # the others are gone already: what we have is as good
-            self._job.save("interrupted")
-
-    def _save(self, reason: str) -> None:
-        self._average_statistics()
-        if self._is_scribe:
-            self._report_ledger()
-            self._job.save(reason)
 
     def _average_statistics(self) -> None:
         """Make batch-norm's running statistics the sample-weighted mean over all nodes."""
@@ -506,34 +320,6 @@ class Lockstep:
             self._buffers, flat.split([b.numel() for b in self._buffers]), strict=True
         ):
             buffer.copy_(part.view_as(buffer))
-
-    def _evaluate(self) -> tuple[float, int]:
-        """Test the network, each node on a part in proportion to its speed."""
-        job, formation = self._job, self.formation
-        mirrored = job.config.mirrored_test
-        parts = apportion(self._book.speeds, len(job.test))
-        start = sum(parts[: formation.rank])
-        stop = start + parts[formation.rank]
-        loss, correct = evaluate_part(job.executor, job.test, start, stop, mirrored=mirrored)
-        if formation.size == 1:
-            return loss, correct
-        sums = self._sum(torch.tensor([loss, float(correct)], dtype=torch.float64)).tolist()
-        return float(sums[0]), round(sums[1])
-
-    def _sum(self, values: Tensor) -> Tensor:
-        """Add up a tensor over all members."""
-        on_gpu = self.formation.backend == "nccl"
-        values = values.to(self._job.train.device) if on_gpu else values
-        self._group.sum(values)
-        return values
-
-    # ---------------------------------------------------------------- reports
-
-    def _flush(self) -> None:
-        """Tell the lead what happened since the last time."""
-        self._report_ledger()
-        self._emit_nodes()
-        self._lead.describe(self._speed, self._job.progress.updates)
 
     def _emit_nodes(self) -> None:
         samples, busy, waiting = self._tally.take()
@@ -550,19 +336,6 @@ class Lockstep:
                 exchange_s=round(self._book.exchange_s, 5),
             )
         )
-
-    def _deposit(self, checkpoint: Checkpoint, reason: str) -> None:
-        """Hand a checkpoint to the lead, after the ledger of everything that is in it."""
-        self._note_updates_done_alone()
-        self._report_ledger()
-        self._lead.deposit(checkpoint, reason)
-
-    def _report_ledger(self) -> None:
-        if self._formation is None or not self._is_scribe:
-            return
-        news = self._account.take_news()
-        if news:
-            self._job.events.emit(LedgerEvent(updates=news))
 
 
 def rules_of(config: Config) -> Rules:

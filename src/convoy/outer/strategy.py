@@ -37,5 +37,9 @@ STRATEGIES: Registry[Strategy] = Registry(
             "convoy.launch.server_lead:lead_server",
             "BPT-CNN as published: IDPA, and the mean of all nodes' weights by accuracy",
         ),
+        "pipeline": Entry(
+            "convoy.launch.pipeline:lead_pipeline",
+            "each node computes some layers of every batch; batches follow each other closely",
+        ),
     },
 )

@@ -5,6 +5,7 @@ ddp          torch's DistributedDataParallel, equal shares: what everybody uses
 ddp-oracle   the same with shares in proportion to the speeds, told by hand
 torchft      fault-tolerant DDP of torchft, equal shares
 hivemind     decentralised averaging of hivemind; every peer goes at its own pace
+gpipe, 1f1b  torch.distributed.pipelining: the network is cut, each node has a stage of it
 """
 
 import time
@@ -105,6 +106,8 @@ PEERS: Registry[Peer] = Registry(
         "ddp-oracle": Entry("convoy.bench.peers.ddp:ORACLE", "torch's DDP, shares by hand"),
         "torchft": Entry("convoy.bench.peers.torchft:TORCHFT", "torchft's DDP, equal shares"),
         "hivemind": Entry("convoy.bench.peers.hivemind:HIVEMIND", "hivemind's averaging"),
+        "gpipe": Entry("convoy.bench.peers.pipelining:GPIPE", "torch's pipelining, GPipe"),
+        "1f1b": Entry("convoy.bench.peers.pipelining:ONE_F_ONE_B", "torch's pipelining, 1F1B"),
     },
 )
 _INSTALLED_APART = ("torchft", "hivemind")

@@ -14,6 +14,7 @@ one dies without a word.
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -34,6 +35,7 @@ from convoy.errors import ConvoyError
 from convoy.inner.memory import keep_freed_memory
 
 _PRELOADED = ["convoy.bench.peers.ddp"]
+_PRELOADED_IF_USED = ["convoy.bench.peers.pipelining"]  # a further second of imports
 _FAREWELL_S = 5.0
 _AFTERMATH_S = 0.5
 _LAST_WORDS = 500  # characters
@@ -156,7 +158,8 @@ class Crew:
 
     def _start(self, arguments: tuple[Any, ...]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+        used = [name for name in _PRELOADED_IF_USED if name in sys.modules]
+        context.set_forkserver_preload([*_PRELOADED, *used])
         ours, theirs = context.Pipe()
         self._lines.append(ours)
         # The server keeps the environment it was born with; nodes get the one of today.

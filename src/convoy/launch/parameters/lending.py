@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from convoy.errors import ConvoyError
-from convoy.launch.parameters.shared import SharedRooms, SharedVector, remove
 from convoy.launch.parameters.vectors import DamagedError
+from convoy.outer.shared import SharedRooms, SharedVector, remove
 
 Owner = tuple[int, str]  # node and incarnation
 

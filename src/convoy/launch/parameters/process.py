@@ -27,12 +27,12 @@ from convoy.launch.door import TOKEN_KEY, open_channel
 from convoy.launch.parameters import messages_pb2 as wire
 from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.record import Record
-from convoy.launch.parameters.shared import SharedRooms, sweep
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Arriving
 from convoy.launch.processes import how_it_ended, process_context
 from convoy.outer.crew import Tls
 from convoy.outer.service_plan import make_server
+from convoy.outer.shared import SharedRooms, sweep
 
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
 _START_AT_MOST_S = 30.0

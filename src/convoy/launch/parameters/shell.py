@@ -23,7 +23,6 @@ from convoy.launch.parameters.durability import Durability
 from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.lending import Block, Lending, OvertakenError, Owner
 from convoy.launch.parameters.record import Record
-from convoy.launch.parameters.shared import SharedRooms
 from convoy.launch.parameters.vectors import (
     Arriving,
     Coding,
@@ -43,6 +42,7 @@ from convoy.outer.server import (
     ShutOutError,
     is_sensible,
 )
+from convoy.outer.shared import SharedRooms
 
 PROTOCOL = 2
 _CALLS_AT_MOST = 160

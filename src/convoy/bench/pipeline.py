@@ -1,0 +1,290 @@
+"""What does a pipeline of single-core stages give? Ours beside one core, PyTorch's and the limit.
+
+A whole training step at batch 128 in fp32, each process with one thread on a core of its own, and
+with the same malloc setting. One core trains plainly, in the better memory layout. PyTorch's GPipe
+and 1F1B get that layout, the cut that balances measured times, and the best of 2, 4, 8 and 16
+micro-batches, found by short trials. Ours is a whole run through `convoy train`'s door, which
+finds its cut by itself. The limit is a process for each core, all independent.
+
+Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
+speeds, and ours is not.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from convoy.bench.cores import Pins, choose_cores, held_to
+from convoy.bench.ours import record_pipeline, speed_between
+from convoy.bench.peers import Task, measure_crew
+from convoy.bench.peers.pipelining import PipelineTask, cut_for
+from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
+from convoy.errors import EnvironmentProblem
+from convoy.inner.arithmetic import prepare_device
+from convoy.launch.lab import Lab
+from convoy.machine import usable_cores
+from convoy.pipeline.runner import settling_batches
+
+ONE, OURS, LIMIT = "one core", "convoy", "limit"
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
+SPEEDS = (1.0, 0.5)
+_SHAPE, _CLASSES, _BATCH = (3, 32, 32), 10, 128
+_FILLED = 3  # steps of ours after its trials: the stages are full again
+_PER_CORE = {"resnet20": 350.0, "resnet56": 120.0, "resnet110": 60.0}  # samples/s, to count steps
+
+Values = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A network in so many stages.
+
+    Attributes:
+        over_one: how much faster than one core ours is to be.
+        over_torch: the same beside PyTorch's better schedule, if anything is asked for.
+        unequal: measure it in stages of unequal speeds too.
+    """
+
+    model: str
+    stages: int
+    over_one: float
+    over_torch: float | None = None
+    unequal: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return what the report calls it."""
+        return f"{self.model}, {self.stages} stages, batch {_BATCH}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How thoroughly to measure.
+
+    Attributes:
+        setups: what is measured, as far as there are cores.
+        repeats: rounds in which everybody takes a turn.
+        seconds: of a measurement.
+        micros: the numbers of micro-batches that are tried.
+        tries: how often each is tried; the best counts, for others use the machine too.
+        trial_s: of a trial.
+    """
+
+    setups: tuple[Setup, ...]
+    repeats: int
+    seconds: float
+    micros: tuple[int, ...]
+    tries: int
+    trial_s: float
+
+
+FULL = Plan(
+    setups=(
+        Setup("resnet56", 2, over_one=1.85, over_torch=1.15, unequal=True),
+        Setup("resnet110", 2, over_one=1.85, over_torch=1.15),
+        Setup("resnet56", 4, over_one=3.4),
+        Setup("resnet110", 4, over_one=3.4),
+    ),
+    repeats=5,
+    seconds=8.0,
+    micros=(2, 4, 8, 16),
+    tries=2,
+    trial_s=2.0,
+)
+QUICK = Plan(
+    setups=(Setup("resnet20", 2, over_one=1.85, over_torch=1.15),),
+    repeats=1,
+    seconds=2.0,
+    micros=(4, 8),
+    tries=1,
+    trial_s=0.5,
+)
+
+
+def bench_pipeline(*, quick: bool, tell: Callable[[str], None]) -> Report:
+    """Measure each network in stages, all systems in turn."""
+    prepare_device(torch.device("cpu"), threads=1, deterministic=False)
+    plan = QUICK if quick else FULL
+    setups = [setup for setup in plan.setups if setup.stages <= usable_cores()]
+    if not setups:
+        raise EnvironmentProblem("stages need cores of their own", got="1 core", allowed="2")
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for setup in setups:
+        with held_to(choose_cores(setup.stages)):
+            bench = _Bench(setup, plan, tell)
+            found = [bench.equal(), *([bench.unequal()] if setup.unequal else [])]
+        for more_rows, more_bars in found:
+            rows += more_rows
+            bars += more_bars
+    return Report("pipeline", plan.repeats, tuple(rows), tuple(bars))
+
+
+class _Bench:
+    """Finds what each peer is fastest with on some cores, and measures it beside ours."""
+
+    def __init__(self, setup: Setup, plan: Plan, tell: Callable[[str], None]) -> None:
+        self._setup, self._plan, self._tell = setup, plan, tell
+        self._pins = Pins(choose_cores(setup.stages))
+        tell(f"{setup.label}, samples per second:")
+        self._one = self._best_layout()
+        self._pipelines = self._best_pipelines()
+
+    def equal(self) -> tuple[list[Row], list[Bar]]:
+        """Measure stages that have a whole core each."""
+        setup, seconds = self._setup, self._plan.seconds
+        contenders: Contenders = {
+            **{name: self._contender(name, task) for name, task in self._pipelines.items()},
+            ONE: self._contender("alone", self._one),
+            OURS: lambda: _ours(setup.model, setup.stages, None, seconds),
+            LIMIT: self._contender("alone", _in_parts(self._one, setup.stages)),
+        }
+        names = {
+            **{name: _describe(name, task) for name, task in self._pipelines.items()},
+            ONE: f"plain training on one core, {self._one.memory_format}",
+            OURS: "convoy, pipeline",
+            LIMIT: "one process for each core, summed: the limit",
+        }
+        values = self._interleave(contenders)
+        return _rows(setup.label, names, values), equal_bars(setup, values)
+
+    def unequal(self) -> tuple[list[Row], list[Bar]]:
+        """Measure stages that are held to parts of a core."""
+        setup, seconds = self._setup, self._plan.seconds
+        best = next(iter(self._pipelines))
+        alone = _in_parts(self._one, len(SPEEDS))
+        told = cut_for(alone, self._pipelines[best].micro, SPEEDS, budget_s=1.0)
+        contenders: Contenders = {
+            best: self._contender(best, told, SPEEDS),
+            OURS: lambda: _ours(setup.model, len(SPEEDS), SPEEDS, seconds),
+            LIMIT: self._contender("alone", alone, SPEEDS),
+        }
+        names = {
+            best: f"{_describe(best, told)}, told the speeds",
+            OURS: "convoy, pipeline",
+            LIMIT: "nodes alone, summed",
+        }
+        label = f"{setup.model}, stages of {' and '.join(f'{s:g}' for s in SPEEDS)}"
+        values = self._interleave(contenders)
+        return _rows(label, names, values), [unequal_bar(label, values)]
+
+    def _interleave(self, contenders: Contenders) -> dict[str, tuple[float, ...]]:
+        return interleave(
+            lambda _: contenders,
+            repeats=self._plan.repeats,
+            slices=1,
+            tell=self._tell,
+            warm_up=False,  # a crew, and a run, is new each time and warms up by itself
+        )
+
+    def _contender(
+        self, system: str, task: Task, speeds: Sequence[float] | None = None
+    ) -> Callable[[], float]:
+        seconds = self._plan.seconds
+
+        def measure() -> float:
+            with nullcontext(self._pins) if speeds is None else Lab(speeds) as slots:
+                return measure_crew(system, task, slots, warm_s=seconds / 4, seconds=seconds)
+
+        return measure
+
+    # ---------------------------------------------------------------- the peers' best settings
+
+    def _best_layout(self) -> Task:
+        """Return plain training on one core in the memory layout that is faster."""
+        task = Task(self._setup.model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
+        layouts = [replace(task, memory_format=name) for name in ("channels_last", "contiguous")]
+        tried = self._try({f"one core, {task.memory_format}": ("alone", task) for task in layouts})
+        return max(zip(tried.values(), layouts, strict=True), key=lambda pair: pair[0])[1]
+
+    def _best_pipelines(self) -> dict[str, PipelineTask]:
+        """Return PyTorch's schedules, the faster first, each with its best micro-batches."""
+        stages = self._setup.stages
+        alone = _in_parts(self._one, stages)
+        micros = [micro for micro in self._plan.micros if micro >= stages]  # 1F1B's condition
+        tasks = [cut_for(alone, micro, (1.0,) * stages, budget_s=0.5) for micro in micros]
+        pairs = {_describe(name, task): (name, task) for name in SCHEDULES for task in tasks}
+        tried = self._try(pairs)
+        return best_of_each({pairs[words]: speed for words, speed in tried.items()})
+
+    def _try(self, candidates: Mapping[str, tuple[str, Task]]) -> dict[str, float]:
+        """Return the best speed of each (system, task) in a few short trials, in turn."""
+        plan = self._plan
+        best = dict.fromkeys(candidates, 0.0)
+        for _ in range(plan.tries):
+            for words, (system, task) in candidates.items():
+                speed = measure_crew(system, task, self._pins, warm_s=0.0, seconds=plan.trial_s)
+                best[words] = max(best[words], speed)
+        for words, speed in best.items():
+            self._tell(f"  trial: {words} {speed:,.0f}")
+        return best
+
+
+def best_of_each(tried: Mapping[tuple[str, PipelineTask], float]) -> dict[str, PipelineTask]:
+    """Return what each schedule was fastest with, the faster schedule first."""
+    best: dict[str, PipelineTask] = {}
+    for name, task in sorted(tried, key=lambda pair: -tried[pair]):
+        best.setdefault(name, task)
+    return best
+
+
+def _in_parts(task: Task, count: int) -> Task:
+    """Return the same for so many nodes."""
+    return replace(task, shares=tuple(task.batch // count for _ in range(count)))
+
+
+def _describe(name: str, task: PipelineTask) -> str:
+    return f"torch {SCHEDULES[name]}, {task.micro} micro-batches"
+
+
+def _rows(label: str, names: Mapping[str, str], values: Values) -> list[Row]:
+    return [Row(label, names[key], "samples/s", tuple(found)) for key, found in values.items()]
+
+
+def equal_bars(setup: Setup, values: Values) -> list[Bar]:
+    """Return what ours is worth beside one core, and beside whichever of PyTorch's is faster."""
+    ours = values[OURS]
+    over_one = median_ratio(ours, values[ONE])
+    bars = [Bar(f"{setup.label}: convoy / one core", over_one, at_least=setup.over_one)]
+    if setup.over_torch is not None:
+        theirs = zip(*(values[name] for name in SCHEDULES), strict=True)
+        over_torch = median_ratio(ours, [max(speeds) for speeds in theirs])
+        name = f"{setup.label}: convoy / torch's better schedule"
+        bars.append(Bar(name, over_torch, at_least=setup.over_torch))
+    return bars
+
+
+def unequal_bar(label: str, values: Values) -> Bar:
+    """Return what part of the nodes' sum ours reaches."""
+    ratio = median_ratio(values[OURS], values[LIMIT])
+    return Bar(f"{label}: convoy / the sum of the nodes", ratio, at_least=0.9)
+
+
+# ---------------------------------------------------------------- ours
+
+
+def _ours(model: str, stages: int, speeds: tuple[float, ...] | None, seconds: float) -> float:
+    """Return the samples per second of a run of ours, once the stages are full."""
+    task = Task(model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
+    held = speeds or (1.0,) * stages  # the lab pins each to a core of its own
+    first = settling_batches(stages) + _FILLED
+    last = first + steps_for(model, sum(held), seconds)
+    recording = record_pipeline(task, stages, held, last + _drain(stages))
+    return speed_between(recording, first, last)
+
+
+def steps_for(model: str, speed: float, seconds: float) -> int:
+    """Return about how many steps cores of this speed together do in some time.
+
+    >>> steps_for("resnet56", 2.0, 8.0)
+    15
+    """
+    return math.ceil(seconds * speed * _PER_CORE[model] / _BATCH)
+
+
+def _drain(stages: int) -> int:
+    """Return the steps at a run's end that are not counted: nothing new comes after them."""
+    return 2 * stages

@@ -1,0 +1,207 @@
+"""The benchmark of pipelines, with the times taken out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from convoy.bench import ours, pipeline
+from convoy.bench.peers import Task
+from convoy.bench.peers.pipelining import PipelineTask
+from convoy.bench.pipeline import Setup, bench_pipeline, best_of_each, equal_bars, unequal_bar
+from convoy.config import Config
+from convoy.errors import EnvironmentProblem
+
+TASK = PipelineTask("resnet56", (3, 32, 32), 10, 128, (64, 64), micro=2, bounds=(0, 13, 29))
+
+
+@pytest.fixture(autouse=True)
+def _threads_stay() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class _Lab:
+    """Holds nobody to anything."""
+
+    def __init__(self, speeds: Sequence[float]) -> None:
+        self.speeds = tuple(speeds)
+
+    def __enter__(self) -> "_Lab":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class _Measured:
+    """Says what each system would give on a machine without noise: one core does 100 samples/s."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Task, float]] = []
+
+    def crew(
+        self, system: str, task: Task, slots: object, *, warm_s: float, seconds: float
+    ) -> float:
+        self.calls.append((system, task, seconds))
+        layout = 1.0 if task.memory_format == "contiguous" else 0.8
+        cores = sum(slots.speeds) if isinstance(slots, _Lab) else task.num_nodes
+        if isinstance(task, PipelineTask):
+            micro = {"gpipe": 8, "1f1b": 4}[system]
+            return 75.0 * cores * layout * (1.0 if task.micro == micro else 0.9)
+        return 100.0 * cores * layout
+
+    def ours(
+        self, model: str, stages: int, speeds: tuple[float, ...] | None, seconds: float
+    ) -> float:
+        self.calls.append(("ours", TASK, seconds))
+        return 95.0 * (sum(speeds) if speeds else stages)
+
+
+def _cut(task: Task, micro: int, speeds: Sequence[float], budget_s: float) -> PipelineTask:
+    del budget_s
+    bounds = (0, *range(20, 20 + len(speeds) - 1), 29)
+    given = {name: getattr(task, name) for name in Task.__dataclass_fields__}
+    return PipelineTask(**given, micro=micro, bounds=bounds)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> _Measured:
+    """Take the clock out of the benchmark, and give the machine four cores."""
+    measured = _Measured()
+    monkeypatch.setattr(pipeline, "measure_crew", measured.crew)
+    monkeypatch.setattr(pipeline, "_ours", measured.ours)
+    monkeypatch.setattr(pipeline, "cut_for", _cut)
+    monkeypatch.setattr(pipeline, "Lab", _Lab)
+    monkeypatch.setattr(pipeline, "usable_cores", lambda: 4)
+    monkeypatch.setattr(pipeline, "choose_cores", lambda count: [0] * count)
+    return measured
+
+
+def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> None:
+    told: list[str] = []
+    report = bench_pipeline(quick=False, tell=told.append)
+    medians = {(row.task, row.system): row.median for row in report.rows}
+    two = "resnet110, 2 stages, batch 128"
+    assert {system: value for (task, system), value in medians.items() if task == two} == {
+        "torch GPipe, 8 micro-batches": 150.0,
+        "torch 1F1B, 4 micro-batches": 150.0,
+        "plain training on one core, contiguous": 100.0,
+        "convoy, pipeline": 190.0,
+        "one process for each core, summed: the limit": 200.0,
+    }
+    unequal = "resnet56, stages of 1 and 0.5"
+    assert medians[unequal, "nodes alone, summed"] == 150.0
+    assert medians[unequal, "convoy, pipeline"] == 142.5
+    assert all(len(row.values) == report.repeats for row in report.rows)
+    assert any("channels_last 80" in line for line in told)
+
+
+def test_the_bars_are_those_of_the_issue(measured: _Measured) -> None:
+    bars = {bar.name: bar for bar in bench_pipeline(quick=False, tell=lambda _: None).bars}
+    found = {name: (round(bar.value, 3), bar.at_least) for name, bar in bars.items()}
+    assert found == {
+        **{
+            f"{model}, 2 stages, batch 128: convoy / {peer}": values
+            for model in ("resnet56", "resnet110")
+            for peer, values in [
+                ("one core", (1.9, 1.85)),
+                ("torch's better schedule", (1.267, 1.15)),
+            ]
+        },
+        **{
+            f"{model}, 4 stages, batch 128: convoy / one core": (3.8, 3.4)
+            for model in ("resnet56", "resnet110")
+        },
+        "resnet56, stages of 1 and 0.5: convoy / the sum of the nodes": (0.95, 0.9),
+    }
+
+
+def test_fewer_micro_batches_than_stages_are_not_tried(measured: _Measured) -> None:
+    bench_pipeline(quick=False, tell=lambda _: None)
+    cut = [task for _, task, _ in measured.calls if isinstance(task, PipelineTask)]
+    tried = {(task.num_nodes, task.micro) for task in cut}
+    assert tried == {*((2, micro) for micro in (2, 4, 8, 16)), *((4, m) for m in (4, 8, 16))}
+
+
+def test_a_quick_answer_takes_a_small_network_and_one_round(measured: _Measured) -> None:
+    report = bench_pipeline(quick=True, tell=lambda _: None)
+    assert {row.task for row in report.rows} == {"resnet20, 2 stages, batch 128"}
+    assert len(report.bars) == 2
+    # 15 s are what starts, first steps and ours may take beyond it.
+    assert sum(seconds for _, _, seconds in measured.calls) < 35
+
+
+def test_two_cores_have_no_four_stages(
+    measured: _Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "usable_cores", lambda: 2)
+    report = bench_pipeline(quick=False, tell=lambda _: None)
+    assert not any("4 stages" in row.task for row in report.rows)
+
+
+def test_one_core_is_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "usable_cores", lambda: 1)
+    with pytest.raises(EnvironmentProblem, match="cores of their own"):
+        bench_pipeline(quick=True, tell=lambda _: None)
+
+
+def test_each_schedule_is_taken_at_its_best_and_the_faster_first() -> None:
+    four = replace(TASK, micro=4)
+    tried = {("gpipe", TASK): 3.0, ("gpipe", four): 1.0, ("1f1b", TASK): 2.0, ("1f1b", four): 4.0}
+    assert list(best_of_each(tried).items()) == [("1f1b", four), ("gpipe", TASK)]
+
+
+def test_ours_is_compared_with_whichever_schedule_is_faster_in_a_round() -> None:
+    values = {
+        "one core": [100.0, 100.0, 200.0],
+        "gpipe": [150.0, 100.0, 100.0],
+        "1f1b": [100.0, 150.0, 300.0],
+        "convoy": [180.0, 180.0, 360.0],
+        "limit": [200.0, 200.0, 400.0],
+    }
+    one, torchs = equal_bars(Setup("resnet56", 2, 1.85, 1.15), values)
+    assert (one.value, one.is_met) == (1.8, False)
+    assert (torchs.value, torchs.is_met) == (1.2, True)
+    assert [bar.name for bar in equal_bars(Setup("resnet56", 4, 3.4), values)] == [
+        "resnet56, 4 stages, batch 128: convoy / one core"
+    ]
+    assert unequal_bar("x", values).value == 0.9
+
+
+def test_ours_is_counted_while_the_stages_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def record(task: Task, stages: int, speeds: Sequence[float], steps: int) -> str:
+        asked.update(batch=task.batch, stages=stages, speeds=speeds, steps=steps)
+        return "what it told"
+
+    def between(recording: object, first: int, last: int) -> float:
+        asked.update(recording=recording, first=first, last=last)
+        return 7.0
+
+    monkeypatch.setattr(pipeline, "record_pipeline", record)
+    monkeypatch.setattr(pipeline, "speed_between", between)
+    assert pipeline._ours("resnet110", 2, (1.0, 0.5), 8.0) == 7.0
+    assert (asked["batch"], asked["stages"], asked["speeds"]) == (128, 2, (1.0, 0.5))
+    assert asked["recording"] == "what it told"
+    assert 0 < asked["first"] < asked["last"] < asked["steps"]
+    assert asked["last"] - asked["first"] == 6  # at 60 samples/s for each core, 8 s on 1.5
+
+
+@pytest.mark.parametrize("speeds", [(), (1.0, 0.5)])
+def test_ours_is_a_run_of_the_strategy_pipeline(
+    monkeypatch: pytest.MonkeyPatch, speeds: tuple[float, ...]
+) -> None:
+    given: list[Config] = []
+    monkeypatch.setattr(
+        ours, "run_training", lambda options, **more: given.append(Config(**options))
+    )
+    task = Task("resnet20", (3, 8, 8), 10, 4, (4,))
+    ours.record_pipeline(task, 2, speeds, 3)
+    (config,) = given
+    assert (config.strategy, config.stages, config.speeds) == ("pipeline", 2, speeds)
+    assert (config.threads, config.precision, config.batch) == (1, "fp32", 4)

@@ -1,0 +1,86 @@
+"""The study of accuracy: what is run, and what is made of it."""
+
+from collections import Counter
+
+import pytest
+
+from convoy.bench.staleness import (
+    HYBRID,
+    NETS,
+    OURS,
+    PLAIN,
+    PUBLISHED,
+    Cell,
+    Net,
+    all_cells,
+    bench_staleness,
+    report_of,
+)
+from convoy.config import Config
+from convoy.errors import ConfigError
+from convoy.models.zoo import build_model, check_model_name
+from convoy.pipeline.layout import weight_layers
+from convoy.pipeline.partition import cut_by_hand
+from convoy.pipeline.recipe import RECIPES, parse_recipe
+
+
+def test_every_depth_is_run_in_every_way_and_three_times_where_a_bar_compares() -> None:
+    cells = all_cells()
+    assert len(set(cells)) == len(cells)
+    for net in NETS:
+        of_net = [cell for cell in cells if cell.model == net.model]
+        assert sum(cell.way == PLAIN for cell in of_net) == (3 if net.bars else 1)
+        for cuts in net.cuts:
+            ways = Counter(cell.way for cell in of_net if cell.cuts == cuts)
+            seeds = 3 if len(cuts) in net.bars else 1
+            assert ways == {PUBLISHED: 1, HYBRID: 1, OURS: seeds}, (net.model, cuts)
+
+
+@pytest.mark.parametrize("cell", all_cells(), ids=lambda cell: f"{cell.label}, {cell.way}")
+def test_every_cell_is_a_run_that_can_be_asked_for(cell: Cell) -> None:
+    options = dict(cell.options())
+    config = Config(
+        model=options.pop("model"),
+        lr=float(options.pop("lr")),
+        seed=int(options.pop("seed")),
+        virtual=bool(cell.cuts),
+        **options,  # type: ignore[arg-type]
+    )
+    check_model_name(config.model)
+    assert config.cuts == cell.cuts
+    assert (config.strategy == "pipeline") == (cell.way != PLAIN)
+    expected = RECIPES["convoy" if cell.way in (OURS, PLAIN) else "published"]
+    assert parse_recipe(config.recipe) == expected
+    assert config.pipelined == ("0.5" if cell.way == HYBRID else "all")
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda net: net.model)
+def test_every_network_can_be_cut_there(net: Net) -> None:
+    shape = (1, 28, 28) if net.data == "fashion" else (3, 32, 32)
+    layers = weight_layers(build_model(net.model, shape, 10, seed=0))
+    for cuts in net.cuts:
+        assert len(cut_by_hand(layers, cuts)) == len(cuts) + 2
+
+
+def test_the_report_says_how_far_we_are_behind_plain_training() -> None:
+    net = Net("lenet5", "fashion", 0.05, ((1,),), {1: 0.5})
+    found = {
+        Cell("lenet5", "fashion", 0.05, PLAIN, seed=0): 90.0,
+        Cell("lenet5", "fashion", 0.05, PLAIN, seed=1): 91.0,
+        Cell("lenet5", "fashion", 0.05, OURS, (1,), 0): 90.5,
+        Cell("lenet5", "fashion", 0.05, OURS, (1,), 1): 89.5,
+    }
+    report = report_of(found, [net])
+    (bar,) = report.bars
+    assert bar.value == pytest.approx(0.5)
+    assert bar.is_met
+    assert {row.task for row in report.rows} == {"lenet5", "lenet5, 4 stages"}
+
+
+def test_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(ConfigError, match="data-dir"):
+        bench_staleness(quick=False, tell=print)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="GPU"):
+        bench_staleness(quick=False, tell=print)

@@ -1,0 +1,151 @@
+"""Whole pipelines of real processes: the numbers of a virtual one, bit for bit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from convoy.run import Run
+from convoy.storage.checkpoint import Checkpoint, load_newest
+from convoy.trainer import run_training
+from tests.conftest import Outcome
+
+NETS = "tests.pipeline.nets"
+
+
+def train(out: str, **options: Any) -> Run:
+    return run_training(
+        {
+            "data": "fashion-mini",
+            "model": "lenet5",
+            "epochs": 2,
+            "batch": 200,
+            "threads": 1,
+            "device": "cpu",
+            "executor": "eager",
+            "precision": "fp32",
+            "memory_format": "channels_last",
+            "log_interval_s": 0.1,
+            "out": out,
+            **options,
+        }
+    )
+
+
+def newest(out: str) -> Checkpoint:
+    return load_newest(Path(out) / "checkpoints").checkpoint
+
+
+def assert_equal(one: str, other: str) -> None:
+    a, b = newest(one), newest(other)
+    assert a.step == b.step
+    for found, expected in ((a.model, b.model), (a.momentum, b.momentum)):
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+    for ours, theirs in zip(a.progress["history"], b.progress["history"], strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
+        assert ours["test_accuracy"] == theirs["test_accuracy"]
+
+
+def events(out: str, kind: str) -> list[dict[str, Any]]:
+    lines = (Path(out) / "events.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cuts", "more"),
+    [
+        ("published", (1, 3), {}),
+        ("convoy", (2,), {"checkpoint_steps": 30}),
+        ("convoy:compensated,annealed=1,damped=0.5", (1, 3), {"pipelined": "70"}),
+        ("published:backward=predicted,forward=linear", (1, 2), {"model": f"{NETS}:dropping"}),
+    ],
+    ids=["published", "convoy, saved in mid-epoch", "hybrid", "dropout"],
+)
+def test_a_real_pipeline_equals_the_virtual_one_bit_for_bit(
+    recipe: str, cuts: tuple[int, ...], more: dict[str, Any]
+) -> None:
+    options = {"strategy": "pipeline", "recipe": recipe, "cuts": cuts, **more}
+    run = train("real", **options)
+    train("virtual", virtual=True, **options)
+    assert_equal("real", "virtual")
+    assert run.summary["nodes"] == len(cuts) + 1
+    assert sum(run.summary["stages"]) == (3 if "model" in more else 5)
+    assert events("real", "timeline")[0]["of"] == "cycle"
+    assert len(events("real", "timeline")[0]["rows"]) == len(cuts) + 1
+
+
+def test_a_pipeline_that_is_never_pipelined_is_plain_training() -> None:
+    train("staged", strategy="pipeline", cuts=(2, 4), pipelined="0")
+    train("plain", strategy="single")
+    assert_equal("staged", "plain")
+
+
+def test_a_pipeline_of_one_stage_is_plain_training_bit_for_bit() -> None:
+    train("one", strategy="pipeline", nodes=1)
+    train("virtual", strategy="pipeline", stages=1, virtual=True)
+    train("plain", strategy="single")
+    assert_equal("one", "plain")
+    assert_equal("virtual", "plain")
+
+
+def test_a_pipelines_checkpoint_is_the_plain_models_and_goes_on_in_any_strategy() -> None:
+    train("run", strategy="pipeline", cuts=(2,), epochs=3, stop_after=1)
+    assert (
+        newest("run").model.keys()
+        == train("other", epochs=1, strategy="single").model.state_dict().keys()
+    )
+    for strategy, more in (("single", {"cuts": ()}), ("pipeline", {"cuts": (1, 2)})):
+        stop = {"stop_after": 2} if strategy == "single" else {}
+        again = {"strategy": strategy, **more, **stop}
+        if strategy == "single":
+            again["nodes"] = 1
+        else:
+            again["nodes"] = 3
+        run = run_training(again, resume=Path("run"))
+    assert run.state == "finished"
+    assert run.accuracy > 0.7
+    assert newest("run").progress["epoch"] == 3
+
+
+def test_unequal_nodes_get_stages_of_unequal_length() -> None:
+    speeds = (0.8, 0.2)
+    run = train("run", model=f"{NETS}:deep", strategy="pipeline", speeds=speeds, epochs=1)
+    fast, slow = run.summary["stages"]
+    assert fast > 2 * slow, run.summary["stages"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--cuts", "9"], "allowed: 1, 2, 3, 4"),
+        (["--cuts", "2,1"], "must rise"),
+        (["--cuts", "1.5"], "whole numbers"),
+        (["--stages", "6"], "it can be cut after 1, 2, 3, 4 weight layers"),
+        (["--stages", "3", "--cuts", "1"], "disagree"),
+        (["--stages", "2", "--nodes", "3"], "disagree on the number of nodes"),
+        (["--stages", "2", "--recipe", "publised"], "Did you mean 'published'?"),
+        (["--stages", "2", "--recipe", "convoy:forward=guess"], "current, linear, coasting"),
+        (["--stages", "2", "--pipelined", "never"], "a part below 1 or a number of steps"),
+        (["--stages", "2", "--recipe", "published", "--precision", "bf16"], "backward=stashed"),
+        (["--virtual", "--speeds", "1,1"], "one device"),
+        (["--stages", "2", "--model", "tests.inner.branches:build"], "cannot be"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_trained(
+    flags: list[str], words: str, convoy: Callable[..., Outcome]
+) -> None:
+    outcome = convoy("train", "--strategy", "pipeline", "--quiet", *flags)
+    assert outcome.code == 2
+    assert words in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.err
+
+
+def test_stages_need_the_strategy(convoy: Callable[..., Outcome]) -> None:
+    outcome = convoy("train", "--stages", "2")
+    assert outcome.code == 2
+    assert "--strategy pipeline" in outcome.err

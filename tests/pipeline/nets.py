@@ -1,0 +1,27 @@
+"""Small networks that a whole run trains in seconds."""
+
+from torch import nn
+
+
+def dropping(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Return one that drops out in every stage."""
+    assert in_shape == (1, 28, 28)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, stride=3),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(6 * 8 * 8, 32),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(32, num_classes),
+    )
+
+
+def deep(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Return one of many equal layers."""
+    assert in_shape == (1, 28, 28)
+    equal = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(14)]
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2), *equal, nn.Flatten(), nn.Linear(8 * 13 * 13, num_classes)
+    )
