@@ -22,7 +22,17 @@ from convoy.config import (
 from convoy.errors import ConfigError
 from convoy.storage.runfolder import config_text
 
-_GROUPS = ("Data", "Model", "Nodes", "Server", "Pipeline", "Training", "Machine", "Output")
+_GROUPS = (
+    "Data",
+    "Model",
+    "Nodes",
+    "Server",
+    "Pipeline",
+    "Hybrid",
+    "Training",
+    "Machine",
+    "Output",
+)
 
 
 def make(**values: Any) -> Config:

@@ -266,6 +266,20 @@ class Config:
         group="Pipeline",
         on_resume=True,
     )
+    layers: Literal["auto", "columns"] = option(
+        "auto",
+        "How fully connected layers are cut over nodes: so that least travels, or all of them "
+        "by output neurons, as published.",
+        group="Hybrid",
+        on_resume=True,
+    )
+    boundary: Literal["all", "turns", "slices"] = option(
+        "all",
+        "How samples cross to the fully connected layers: all at once, one node's after the "
+        "other's, or a slice of every node's at a time.",
+        group="Hybrid",
+        on_resume=True,
+    )
     restarts: int = option(
         3,
         "How often a node of this machine that died is started again.",
@@ -421,6 +435,7 @@ def _check_laws(config: Config) -> None:
     _check_training(config)
     _check_nodes(config)
     _check_pipeline(config)
+    _check_hybrid(config)
 
 
 def _check_nodes(config: Config) -> None:
@@ -478,6 +493,13 @@ def _check_pipeline(config: Config) -> None:
     for name, value in asked.items():
         if value and config.strategy != "pipeline":
             raise ConfigError(f"'{name}' needs a pipeline", hint="Give --strategy pipeline.")
+
+
+def _check_hybrid(config: Config) -> None:
+    asked = {"layers": config.layers != "auto", "boundary": config.boundary != "all"}
+    for name, is_given in asked.items():
+        if is_given and config.strategy != "hybrid":
+            raise ConfigError(f"'{name}' needs a hybrid run", hint="Give --strategy hybrid.")
 
 
 def _check_training(config: Config) -> None:

@@ -62,9 +62,13 @@ def draw_below(keys: Tensor, stream: int, bound: int) -> Tensor:
     return _shift_right(mixed, 33) % bound
 
 
-def draw_uniform(keys: Tensor, stream: int, count: int) -> Tensor:
-    """Draw `count` floats in [0, 1) from each key, as a (len(keys), count) tensor."""
-    places = torch.arange(count, device=keys.device, dtype=torch.int64) * _signed(_GOLDEN)
+def draw_uniform(keys: Tensor, stream: int, count: int, first: int = 0) -> Tensor:
+    """Draw `count` floats in [0, 1) from each key, as a (len(keys), count) tensor.
+
+    They are numbered; those from `first` on are the same whoever draws them.
+    """
+    numbers = torch.arange(first, first + count, device=keys.device, dtype=torch.int64)
+    places = numbers * _signed(_GOLDEN)
     lanes = _mix_tensor(keys + _signed(fold(stream) * _GOLDEN))
     bits = _shift_right(_mix_tensor(lanes[:, None] + places[None, :]), 40)
     return bits.to(torch.float32) * (1.0 / (1 << 24))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ import pytest
 from convoy.monitor.view import RunView
 from tests.browser.chromium import Browser, chromium, needs_chromium
 from tests.browser.watched import watch
-from tests.faults.team import Team, start_program
+from tests.faults.team import Team, free_port, start_program
 
 pytestmark = needs_chromium
 
@@ -28,11 +27,6 @@ def _view(run: Path) -> dict[str, Any]:
     for line in (run / "events.jsonl").read_text().splitlines():
         view.take(json.loads(line))
     return view.snapshot()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _node(browser: Browser, number: int, column: str) -> str:
@@ -103,7 +97,7 @@ def _joining(port: int, token: Path) -> Iterator[None]:
 
 @pytest.mark.timeout(240)
 def test_a_run_with_a_kill_and_a_join_is_shown_as_it_is(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     lead = ("lead", "--token-file", tmp_path / "token", "--port", port)
     options: dict[str, Any] = {
         "nodes": 3,

@@ -34,10 +34,10 @@ from convoy.launch.parameters.process import ServiceLostError, ServiceOrder, Ser
 from convoy.launch.parameters.record import Record
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Arriving, Coding
+from convoy.memory.shared import SharedRooms
 from convoy.outer.crew import Tls
 from convoy.outer.server import BehindError, FencedError, ParameterServer, Report
 from convoy.outer.service_plan import make_server
-from convoy.outer.shared import SharedRooms
 from convoy.outer.work import Order, Span, cut_spans
 from tests.faults.history import (
     Attempt,

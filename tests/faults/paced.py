@@ -8,11 +8,16 @@ from torch import Tensor, nn
 
 
 class Paced(nn.Module):
-    """Passes its input on; a training step takes PACE_S seconds longer, stalls, or hurries."""
+    """Passes its input on; a training step takes PACE_S seconds longer, stalls, or hurries.
+
+    A file says that a step has begun, for a test that wants to strike in the midst of one.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and not Path("hurry").exists():
-            time.sleep(30 if Path("stall").exists() else float(os.environ.get("PACE_S", "0")))
+        pace_s = float(os.environ.get("PACE_S", "0"))
+        if self.training and pace_s and not Path("hurry").exists():
+            Path(f"step-of-{os.getpid()}").touch()
+            time.sleep(30 if Path("stall").exists() else pace_s)
         return x
 
 

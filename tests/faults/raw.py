@@ -16,7 +16,7 @@ from convoy.launch.door import TOKEN_KEY
 from convoy.launch.parameters import messages_pb2 as wire
 from convoy.launch.parameters.shell import PROTOCOL
 from convoy.launch.parameters.vectors import Coding, checksum, encoded
-from convoy.outer.shared import SharedVector, remove
+from convoy.memory.shared import SharedVector, remove
 from tests.faults.light import LOCAL_BATCH, MODEL, NODE_TOKEN, RUN, SIZE, Leading
 
 

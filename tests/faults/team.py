@@ -4,7 +4,9 @@ import contextlib
 import functools
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -35,14 +37,29 @@ OPTIONS: dict[str, Any] = {
     "schedule": "constant",
     "log_interval_s": 0.1,
 }
+EPOCHS = 4  # of runs whose weights are compared: what is undisturbed is trained once for all
 PATIENCE_S = 60.0
 
 Record = dict[str, Any]
 
 
-def start_program(*arguments: object, pace_s: float = 0.0) -> subprocess.Popen[str]:
+def free_port() -> int:
+    """Return a port that nobody listens on, nor soon will by chance.
+
+    Those that the system gives away itself begin at 32768, those of Slurm's jobs end at 30000.
+    """
+    while True:
+        port = random.SystemRandom().randrange(30_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def start_program(
+    *arguments: object, pace_s: float = 0.0, **environment: str
+) -> subprocess.Popen[str]:
     """Start the Convoy beside these tests where it finds their own networks."""
-    return start_convoy(*arguments, PYTHONPATH=f"{ROOT / 'src'}:{ROOT}", PACE_S=str(pace_s))
+    path = f"{ROOT / 'src'}:{ROOT}"
+    return start_convoy(*arguments, PYTHONPATH=path, PACE_S=str(pace_s), **environment)
 
 
 def wait_until(
@@ -166,6 +183,20 @@ class Team:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         return time.time()
+
+    def wait_for_step_of(self, node: int) -> None:
+        """Wait until a node has just begun a training step."""
+        mark = Path(f"step-of-{self.pid(node)}")
+        mark.unlink(missing_ok=True)
+        self.wait_for(mark.exists, f"node {node} begins a step")
+
+    def hurry(self) -> str:
+        """Let the rest of the run take no longer than it must, and wait for its end.
+
+        So a run can be far longer than the scene that a test is about, also on a busy machine.
+        """
+        Path("hurry").touch()
+        return self.finish()
 
     def finish(self, code: int = 0, limit_s: float = PATIENCE_S) -> str:
         """Wait for the end; return what was said on standard error."""

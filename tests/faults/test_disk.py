@@ -34,7 +34,15 @@ class FailingDisk:
         monkeypatch.setattr(checkpoint_module, "write_manifest", refuse)
 
 
-OPTIONS = {"epochs": 4, "batch": 1000, "out": "run"}
+EAGER = ["--precision=fp32", "--memory-format=contiguous", "--device=cpu", "--threads=1"]
+OPTIONS = {
+    "model": "tests.faults.paced:build",
+    "epochs": 4,
+    "batch": 1000,
+    "precision": "fp32",
+    "memory_format": "contiguous",
+    "out": "run",
+}
 
 
 def test_a_full_disk_raises_an_alarm_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +82,7 @@ def test_a_real_limit_on_file_size_is_told_in_one_line() -> None:
 
     command = [sys.executable, "-m", "convoy", "train", "--model=big_model:build", "--epochs=1"]
     done = subprocess.run(
-        [*command, "--batch=1000", "--out=run", "--warmup-epochs=0"],
+        [*command, "--batch=1000", "--out=run", "--warmup-epochs=0", *EAGER],
         capture_output=True,
         text=True,
         preexec_fn=limit,

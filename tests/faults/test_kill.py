@@ -9,9 +9,10 @@ import torch
 from convoy.files import FAILPOINTS
 from convoy.storage.checkpoint import list_checkpoints, load_checkpoint, load_newest
 from convoy.trainer import run_training
-from tests.conftest import start_convoy
+from tests.faults.team import start_program
 
 OPTIONS = {
+    "model": "tests.faults.paced:build",
     "epochs": 4,
     "batch": 500,
     "precision": "fp32",
@@ -19,6 +20,7 @@ OPTIONS = {
     "device": "cpu",
     "threads": 1,
 }
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +43,8 @@ PLACES = [
 def test_a_kill_while_a_checkpoint_is_written_costs_at_most_that_checkpoint(
     place: str, number: int, undisturbed: dict[str, torch.Tensor]
 ) -> None:
-    arguments = [f"--{k.replace('_', '-')}={v}" for k, v in OPTIONS.items()]
-    process = start_convoy(
-        "train", *arguments, "--out=run", "--quiet", CONVOY_FAILPOINT=f"{place}@{number}"
+    process = start_program(
+        "train", *FLAGS, "--out=run", "--quiet", CONVOY_FAILPOINT=f"{place}@{number}"
     )
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, errors  # the fault really happened
@@ -59,12 +60,8 @@ def test_a_kill_while_a_checkpoint_is_written_costs_at_most_that_checkpoint(
     assert not list(Path("run").rglob(".partial-*"))
 
 
-def test_a_kill_before_the_config_is_whole_leaves_no_half_config(
-    undisturbed: dict[str, torch.Tensor],
-) -> None:
-    process = start_convoy(
-        "train", "--epochs=1", "--out=run", CONVOY_FAILPOINT="file.before-rename@1"
-    )
+def test_a_kill_before_the_config_is_whole_leaves_no_half_config() -> None:
+    process = start_program("train", *FLAGS, "--out=run", CONVOY_FAILPOINT="file.before-rename@1")
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert not Path("run/config.toml").exists()
@@ -72,12 +69,12 @@ def test_a_kill_before_the_config_is_whole_leaves_no_half_config(
 
 def test_a_kill_while_images_are_cached_leaves_no_half_cache(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    arguments = ("train", "--epochs=1", "--batch=2000", "--quiet", f"--cache-dir={cache}")
-    process = start_convoy(*arguments, "--out=one", CONVOY_FAILPOINT="folder.before-rename@1")
+    arguments = ("train", *FLAGS, "--quiet", f"--cache-dir={cache}")
+    process = start_program(*arguments, "--out=one", CONVOY_FAILPOINT="folder.before-rename@1")
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert [path.name.startswith(".partial-") for path in cache.iterdir()] == [True]
-    again = start_convoy(*arguments, "--out=two")
+    again = start_program(*arguments, "--out=two")
     _, errors = again.communicate(timeout=120)
     assert again.returncode == 0, errors
     assert [path.name.startswith(".partial-") for path in cache.iterdir()] == [False]

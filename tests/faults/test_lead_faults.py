@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from convoy.storage.checkpoint import load_newest
-from tests.faults.team import Team, start_program
+from tests.faults.team import EPOCHS, Team, free_port, start_program
 
 TOKEN = "token"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager
@@ -36,9 +30,10 @@ def joined(port: int, pace_s: float = 0.02) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_killed_lead_leaves_no_process_behind() -> None:
-    with Team(nodes=3, epochs=50) as team:
+    with Team(nodes=2, epochs=50) as team:
+        team.wait_for_group(0, 1)
         team.wait_for_steps(2)
-        assert len(team.family()) >= 3
+        assert len(team.family()) >= 2
         Path("stall").touch()  # not even from the middle of a long step
         time.sleep(0.2)
         team.lead.send_signal(signal.SIGKILL)
@@ -47,14 +42,14 @@ def test_a_killed_lead_leaves_no_process_behind() -> None:
 
 
 def test_a_lead_is_killed_and_resumed_and_a_node_from_elsewhere_comes_back() -> None:
-    port, epochs = free_port(), 4
+    port = free_port()
     network = (f"--token-file={TOKEN}", f"--port={port}")
-    options: dict[str, Any] = {"nodes": 2, "epochs": epochs, "checkpoint_steps": 15}
-    with Team("lead", *network, pace_s=0.05, **options) as team:
+    options: dict[str, Any] = {"nodes": 2, "epochs": EPOCHS, "checkpoint_steps": 5}
+    with Team("lead", *network, pace_s=0.2, **options) as team:
         team.wait_for_steps(2)
-        with joined(port, pace_s=0.05) as far:
+        with joined(port, pace_s=0.2) as far:
             team.wait_for_group(0, 1, 2)
-            team.wait_for_steps(3)
+            team.wait_for_steps(6)
             team.family()
             team.lead.kill()
             team.assert_no_orphans(within_s=3)
@@ -62,13 +57,12 @@ def test_a_lead_is_killed_and_resumed_and_a_node_from_elsewhere_comes_back() -> 
             saved = load_newest(team.out / "checkpoints").checkpoint.step
             assert saved > 0
             # Slow enough for the node to come back before the end, also on a busy machine.
-            resumed = Team("lead", *network, resume=True, pace_s=0.1)
-            with resumed:
+            with Team("lead", *network, resume=True, pace_s=0.4) as resumed:
                 resumed.wait_for(lambda: len(resumed.group()) == 3, "the node comes back")
                 assert resumed.events("start")[0]["from_step"] == saved
-                resumed.finish()
+                resumed.hurry()
                 resumed.assert_no_orphans()
-                resumed.assert_exact(epochs)
+                resumed.assert_exact(EPOCHS)
             _, told = far.communicate(timeout=10)
             assert far.returncode == 0, told
             assert "trying again" in told
@@ -83,7 +77,7 @@ def interrupt(team: Team) -> None:
 
 
 def test_ctrl_c_once_saves_and_leaves_and_the_run_can_go_on() -> None:
-    with Team(nodes=2, epochs=4, pace_s=0.03) as team:
+    with Team(nodes=2, epochs=EPOCHS, pace_s=0.1) as team:
         team.wait_for_steps(3)
         started = time.monotonic()
         interrupt(team)
@@ -97,7 +91,7 @@ def test_ctrl_c_once_saves_and_leaves_and_the_run_can_go_on() -> None:
     with Team(resume=True, pace_s=0.0) as resumed:
         resumed.finish()
         assert resumed.events("start")[0]["from_step"] == saved["updates"]
-        resumed.assert_exact(4)
+        resumed.assert_exact(EPOCHS)
 
 
 def test_ctrl_c_twice_ends_at_once() -> None:
@@ -123,37 +117,40 @@ def is_paused(team: Team) -> bool:
 def test_too_few_nodes_wait_for_another_and_for_a_lead_that_dies_meanwhile() -> None:
     port = free_port()
     network = (f"--token-file={TOKEN}", f"--port={port}")
-    options: dict[str, Any] = {"nodes": 2, "min_nodes": 2, "restarts": 0, "checkpoint_steps": 10}
-    with Team("lead", *network, epochs=3, **options) as team:
-        team.wait_for_steps(2)
+    options: dict[str, Any] = {"nodes": 2, "min_nodes": 2, "restarts": 0, "checkpoint_steps": 2}
+    with Team("lead", *network, epochs=EPOCHS, pace_s=0.1, **options) as team:
+        team.wait_for_group(0, 1)
+        team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
         assert not is_paused(team)
         team.kill(0)
         team.wait_for(lambda: is_paused(team), "a pause", 5)
         steps = len(team.events("step"))
-        with joined(port) as far:
+        with joined(port, pace_s=0.1) as far:
             team.wait_for_group(1, 2)
-            assert len(team.events("step")) <= steps + 1
+            again = team.events("group")[-1]["time"]
+            assert sum(r["time"] < again for r in team.events("step")) <= steps + 1
             team.wait_for_steps(2)
             team.kill(1)
             team.wait_for(lambda: len(team.faults_of(1)) == 1, "it is missed", 5)
             team.lead.kill()  # while the other node asks who takes part
             team.lead.wait(5)
-            with Team("lead", *network, resume=True) as resumed:
+            with Team("lead", *network, resume=True, pace_s=0.3) as resumed:
                 resumed.wait_for(lambda: len(resumed.group()) == 3, "the node comes back")
-                resumed.finish()
-                resumed.assert_exact(3)
+                resumed.hurry()
+                resumed.assert_exact(EPOCHS)
             _, told = far.communicate(timeout=10)
             assert far.returncode == 0, told
             assert "trying again" in told
 
 
 def test_too_few_nodes_for_too_long_end_the_run() -> None:
-    with Team(nodes=2, min_nodes=2, restarts=0, epochs=50, quorum_timeout_s=10) as team:
+    timeout_s = 12.0  # long enough for nodes to start on a busy machine
+    with Team(nodes=2, min_nodes=2, restarts=0, epochs=50, quorum_timeout_s=timeout_s) as team:
         team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
         when = team.kill(1)
-        errors = team.finish(code=4, limit_s=20)
+        errors = team.finish(code=4)
         assert len(team.faults_of(1)) == 1
-        assert 9 <= team.events("end")[-1]["time"] - when <= 12
+        assert abs(team.events("end")[-1]["time"] - when - timeout_s) <= 2.0
         assert "not enough nodes for too long" in errors
         assert "--resume run" in errors
         team.assert_no_orphans()
@@ -162,7 +159,7 @@ def test_too_few_nodes_for_too_long_end_the_run() -> None:
 def test_a_node_that_trains_alone_for_a_lead_elsewhere_notices_that_it_is_gone() -> None:
     port = free_port()
     network = (f"--token-file={TOKEN}", f"--port={port}")
-    with Team("lead", *network, nodes="none", epochs=2, checkpoint_steps=10) as team:
+    with Team("lead", *network, nodes="none", epochs=EPOCHS, checkpoint_steps=10) as team:
         team.wait_for(Path(TOKEN).exists, "a token is made")
         with joined(port) as far:
             team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
@@ -170,7 +167,7 @@ def test_a_node_that_trains_alone_for_a_lead_elsewhere_notices_that_it_is_gone()
             team.lead.kill()
             team.lead.wait(5)
             with Team("lead", *network, resume=True) as resumed:
-                resumed.finish()
-                resumed.assert_exact(2)
+                resumed.hurry()
+                resumed.assert_exact(EPOCHS)
             _, told = far.communicate(timeout=10)
             assert far.returncode == 0, told

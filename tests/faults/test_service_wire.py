@@ -247,7 +247,7 @@ def test_ten_thousand_fuzzed_messages_are_refused_counted_and_leave_the_service_
         assert called_off(child.standing()) - before_it == refused
         assert (child.pid, child.died) == (pid, {})
         assert grown <= 20e6
-        assert took_s < 40
+        assert took_s < 120  # nothing was waited for
         assert bool(torch.isfinite(child.weights()[1]).all())
         with speaking(child, caller, 5) as speaker:
             assert speaker.submit(mark(5)).told.refused == ""

@@ -31,7 +31,7 @@ from convoy.outer.ledger import find_faults
 from convoy.tracking import untracked
 from tests.conftest import Outcome
 from tests.faults.paced import build
-from tests.faults.team import Team, start_program
+from tests.faults.team import EPOCHS, Team, free_port, start_program
 
 Convoy = Callable[..., Outcome]
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -60,11 +60,6 @@ def write_data(seed: int) -> None:
     images = draw.integers(0, 100, (SAMPLES, 28, 28)) + 100 * labels[:, None, None]
     images = images.astype(np.uint8)
     np.savez("data.npz", x_train=images, y_train=labels, x_test=images[:40], y_test=labels[:40])
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def assert_refused(outcome: Outcome, code: int, *words: str) -> None:
@@ -179,15 +174,15 @@ def test_whoever_does_not_belong_is_told_why_and_the_run_goes_on(
 def test_a_node_from_elsewhere_joins_over_tls_and_the_run_stays_exact(
     convoy: Convoy, tmp_path: Path
 ) -> None:
-    address, token, epochs = f"127.0.0.1:{(port := free_port())}", token_file(), 4
+    address, token = f"127.0.0.1:{(port := free_port())}", token_file()
     pinned = tmp_path / "certificate.pem"
     other = read_or_make_tls(new_folder(tmp_path / "other"), "127.0.0.1").path
     network = (f"--token-file={token}", f"--port={port}", "--tls")
-    with Team("lead", *network, pace_s=0.05, nodes=2, epochs=epochs) as team, ExitStack() as stack:
+    with Team("lead", *network, pace_s=0.2, nodes=2, epochs=EPOCHS) as team, ExitStack() as stack:
         team.wait_for_steps(1)
         assert f"join at {address}, with --certificate and a copy of {pinned}" in told(team)
         join = ("join", address, f"--token-file={token}", "--name=far")
-        far = start_program(*join, f"--certificate={pinned}", pace_s=0.05)
+        far = start_program(*join, f"--certificate={pinned}", pace_s=0.2)
         stack.callback(far.communicate)
         stack.callback(far.kill)
         team.wait_for_group(0, 1, 2)
@@ -197,12 +192,12 @@ def test_a_node_from_elsewhere_joins_over_tls_and_the_run_stays_exact(
         wrong = ("--token-file", token_file("f" * 32, "wrong"), "--certificate", pinned)
         assert_refused(convoy("join", address, *wrong), 2, "not the run's token")
 
-        errors = team.finish()
+        errors = team.hurry()
         assert SECRET not in errors
         assert "andshake" not in errors  # of whom it turned away, gRPC need not tell
         assert far.wait(20) == 0
         team.assert_no_orphans()
-        team.assert_exact(epochs)
+        team.assert_exact(EPOCHS)
         assert team.group() == [0, 1, 2]
         assert [r for r in team.events("leave") if r["fault"]] == []
 

@@ -89,9 +89,10 @@ def test_a_transfer_takes_as_long_as_the_rate_says_in_both_directions() -> None:
             free_s = sum(transfer_s(peer, megabyte))
         assert left_behind(os.getpid())
 
-    assert up_s == pytest.approx(0.4, rel=0.3)
-    assert down_s == pytest.approx(0.4, rel=0.3)
-    assert free_s < 0.2
+    # 0.4 s each; a busy machine takes longer, but none is quicker than the link.
+    assert 0.28 < up_s < 0.7
+    assert 0.28 < down_s < 0.7
+    assert free_s < (up_s + down_s) / 2
     assert not left_behind(os.getpid())
 
 

@@ -116,7 +116,7 @@ def test_unequal_nodes_get_stages_of_unequal_length() -> None:
     speeds = (0.8, 0.2)
     run = train("run", model=f"{NETS}:deep", strategy="pipeline", speeds=speeds, epochs=1)
     fast, slow = run.summary["stages"]
-    assert fast > 2 * slow, run.summary["stages"]
+    assert fast > 1.5 * slow, run.summary["stages"]
 
 
 @pytest.mark.parametrize(

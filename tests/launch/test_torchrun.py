@@ -23,6 +23,7 @@ from convoy.launch.torchrun import (
     read_placement,
     threads_of,
 )
+from tests.faults.team import free_port
 
 ENVIRON = {
     "RANK": "5",
@@ -179,11 +180,6 @@ def test_a_device_that_was_asked_for_is_kept(device: str) -> None:
 # ---------------------------------------------------------------- meeting
 
 
-def _free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
-
-
 def _local(port: str, rank: int) -> Placement:
     return place(
         RANK=str(rank),
@@ -196,7 +192,7 @@ def _local(port: str, rank: int) -> Placement:
 
 
 def test_ranks_learn_where_their_own_lead_is_and_no_other() -> None:
-    port = _free_port()
+    port = str(free_port())
     with announced(_local(port, 0)) as serving:
         assert (serving.host, serving.expect, serving.open_to_others) == ("127.0.0.1", 8, True)
         found = find_lead(_local(port, 3), timeout_s=10)

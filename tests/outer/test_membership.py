@@ -30,6 +30,8 @@ from convoy.outer.membership import (
     start_lighthouse,
 )
 
+SOON_S = 5.0  # even on a busy machine; whoever waits in vain does so for 20 s or more
+
 
 @dataclass
 class Participant:
@@ -234,7 +236,7 @@ def test_breaking_a_group_up_ends_all_waiting_at_once(meeting: Meeting, way: str
     ended, broken = at_once(wait, break_up)
     assert isinstance(ended, float), ended
     assert isinstance(broken, float), broken
-    assert ended - broken < 1.0
+    assert ended - broken < SOON_S
     with pytest.raises(GroupLostError, match="broken up"):
         (waiting if who == "own" else other).sum_around(torch.zeros(1))
 
@@ -273,7 +275,7 @@ def test_who_dies_before_it_has_connected_is_not_waited_for(
     ended, told = at_once(ask, die)
     assert isinstance(ended, float), ended
     assert isinstance(told, float), told
-    assert ended - told < 0.5
+    assert ended - told < SOON_S
     assert form(group)[0].size == 1
 
 
@@ -310,7 +312,7 @@ def test_who_falls_silent_is_not_waited_for(meeting: Meeting) -> None:
     groups[1].leave()
     started = time.monotonic()
     formations = form(groups[0], groups[2])
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON_S
     assert [member.number for member in formations[0].members] == [0, 2]
     assert formations[0].quorum > 0
 
@@ -325,7 +327,7 @@ def test_one_alone_is_a_group_and_asks_no_longer_than_it_may() -> None:
         started = time.monotonic()
         with pytest.raises(TimeoutError):
             asking.form(0, 1.0, 1.0)  # the other lives, but does not ask
-        assert 0.9 < time.monotonic() - started < 3
+        assert 0.9 < time.monotonic() - started < 1.0 + SOON_S
         assert other is not None
 
 

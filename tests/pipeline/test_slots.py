@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from convoy.outer.shared import SharedVector
+from convoy.memory.shared import SharedVector
 from convoy.pipeline.slots import Slots, make_slots, open_slots
 
 

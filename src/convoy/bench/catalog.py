@@ -76,6 +76,18 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.staleness:bench_staleness",
             "what stale weights cost in accuracy, at several depths: virtual pipelines on a GPU",
         ),
+        "allreduce": Entry(
+            "convoy.bench.allreduce:bench_allreduce",
+            "our sums over the ranks of one machine against gloo's all-reduce, 4 KB to 64 MB",
+        ),
+        "hybrid": Entry(
+            "convoy.bench.hybrid:bench_hybrid",
+            "AlexNet with its fully connected layers cut over ranks, against DDP and DTensor",
+        ),
+        "head": Entry(
+            "convoy.bench.head:bench_head",
+            "a classifier of 100,000 classes, cut over ranks: memory against DDP's",
+        ),
         "service": Entry(
             "convoy.bench.service:bench_service",
             "an exchange with the parameter service against Ray's store, gloo and a socket",

@@ -48,10 +48,10 @@ from convoy.launch.parameters.process import ServiceOrder, ServiceProcess
 from convoy.launch.parameters.record import Record
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Coding
+from convoy.memory.shared import SharedRooms
 from convoy.outer.server import ParameterServer
 from convoy.outer.server import Report as Trained
 from convoy.outer.service_plan import make_server
-from convoy.outer.shared import SharedRooms
 
 LOADS = (
     Load(32_000_000, count=9, warm=8),  # first, so that later ones find all memory in use

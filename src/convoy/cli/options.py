@@ -12,7 +12,8 @@ from convoy.config import FIELDS, HINTS
 _GROUPS = {
     name: Group(name, sort_key=number)
     for number, name in enumerate(
-        ("Data", "Model", "Nodes", "Server", "Pipeline", "Training", "Machine", "Output"), start=1
+        ("Data", "Model", "Nodes", "Server", "Pipeline", "Hybrid", "Training", "Machine", "Output"),
+        start=1,
     )
 }
 

@@ -14,6 +14,8 @@ import torch
 from convoy.assembly import Given
 from convoy.config import Config, stages_asked
 from convoy.errors import ConfigError, EnvironmentProblem
+from convoy.hybrid.head import find_parts, kinds_for
+from convoy.hybrid.layout import Setting
 from convoy.inner.arithmetic import choose_device
 from convoy.inner.probe import measure
 from convoy.launch.lab import check_speeds, parse_speed_changes
@@ -31,7 +33,7 @@ NO_NODES = -1
 _START_S = 6.0  # what it takes to start nodes: a run must be longer to gain by them
 _SHARING = 0.85  # of the sum of their speeds is left when nodes work side by side
 _WORTH_IT = 1.15  # what several nodes must promise, for the promise comes from a short probe
-_STAGES_AT_MOST = 4  # unless more are asked for: each makes weights staler
+_NODES_AT_MOST = 4  # that share a network, unless more are asked for: each costs traffic
 _SHORT_RUN_S = 20.0  # nothing is measured for a run that one node finishes so soon
 
 
@@ -129,9 +131,13 @@ def choose_crew(
     """Decide who takes part; `job.config` says it afterwards too."""
     nodes = planned_nodes(requested)
     if requested.strategy == "pipeline":
-        nodes = nodes or _stages_here(job)
+        nodes = nodes or min(_workers_here(job), most_stages(job.model))
         check_stages(requested, job.model, stages_asked(requested) or nodes)
         forms_of(job.model, job.data.train.shape_CHW, job.executor.arithmetic)  # it may refuse
+    if requested.strategy == "hybrid":
+        nodes = nodes or _workers_here(job)
+        setting = Setting(max(nodes, 1), requested.batch)
+        kinds_for(find_parts(job.model), requested.layers, setting)  # it may refuse
     nodes = nodes or _nodes_by_probe(job, requested, serving)
     here = max(nodes, 0)
     devices = _devices(job, requested, here)
@@ -160,11 +166,11 @@ def _devices(job: Job, requested: Config, nodes: int) -> tuple[str, ...]:
     return (job.config.device,) * nodes
 
 
-def _stages_here(job: Job) -> int:
-    """Return how many stages this machine has workers for, within reason."""
+def _workers_here(job: Job) -> int:
+    """Return how many nodes this machine has processors for, within reason."""
     on_gpu = job.train.device.type == "cuda"
     workers = torch.cuda.device_count() if on_gpu else usable_cores()
-    return min(workers, _STAGES_AT_MOST, most_stages(job.model))
+    return min(workers, _NODES_AT_MOST)
 
 
 def _nodes_by_probe(job: Job, requested: Config, serving: Serving | None) -> int:

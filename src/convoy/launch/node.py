@@ -20,6 +20,7 @@ from convoy.config import Config
 from convoy.data.images import TrainTest
 from convoy.errors import ConvoyError
 from convoy.files import digest_of_text
+from convoy.hybrid.runner import Hybrid
 from convoy.inner.probe import measure
 from convoy.launch import wire_pb2 as wire
 from convoy.launch.link import LeadLostError, Link, RefusedError
@@ -42,6 +43,7 @@ _NODES_UNKNOWN = 4  # how many may come where that is not known
 _PROBE_FIRST_S, _PROBE_AGAIN_S = 5.0, 60.0  # between measurements of a node that stands aside
 _EXCHANGE_AT_MOST_S = 600.0  # a last resort: the lead breaks a group up long before
 _NEWS_S = 0.5  # until a link knows that the lead is gone
+_WORK: dict[str, type[GroupWork]] = {"hybrid": Hybrid, "pipeline": Pipeline}
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -208,7 +210,7 @@ def _take_part(job: Job, welcome: wire.Welcome, link: Link) -> str:
     group = _make_group(job, welcome)
     link.group = group
     speed = probe(job)
-    make = Pipeline if job.config.strategy == "pipeline" else Lockstep
+    make = _WORK.get(job.config.strategy, Lockstep)
     work: GroupWork = make(job, group, link, speed)
     group.show_up()
     link.ready(speed)

@@ -18,11 +18,17 @@ _FIRST_STREAM = 16  # below lie the streams of augmentation
 _STREAMS_PER_LAYER = 64
 
 
-class _Draws:
-    """The keys of a batch, and how often each layer has drawn from them."""
+class Draws:
+    """The keys of a batch, and how often each layer has drawn from them.
+
+    Attributes:
+        keys: of the samples that pass now.
+        first: the number of the first neuron that is here; nodes may have some of a layer each.
+    """
 
     def __init__(self, keys: Tensor) -> None:
         self.keys = keys
+        self.first = 0
         self._calls: Counter[int] = Counter()
 
     def next_stream(self, layer: int) -> int:
@@ -31,15 +37,16 @@ class _Draws:
         return _FIRST_STREAM + layer * _STREAMS_PER_LAYER + self._calls[layer]
 
 
-_draws: ContextVar[_Draws | None] = ContextVar("draws", default=None)
+_draws: ContextVar[Draws | None] = ContextVar("draws", default=None)
 
 
 @contextmanager
-def drop_by(keys: Tensor | None) -> Iterator[None]:
+def drop_by(keys: Tensor | None) -> Iterator[Draws | None]:
     """Let the dropout layers below take their masks from these sample keys."""
-    token = _draws.set(None if keys is None else _Draws(keys))
+    draws = None if keys is None else Draws(keys)
+    token = _draws.set(draws)
     try:
-        yield
+        yield draws
     finally:
         _draws.reset(token)
 
@@ -68,7 +75,8 @@ class SampleDropout(nn.Module):
             return x * 0
         shape = x.shape[:2] if self.channelwise else x.shape
         places = shape[1:].numel()
-        kept = draw_uniform(draws.keys, draws.next_stream(self.layer), places) >= self.p
+        stream = draws.next_stream(self.layer)
+        kept = draw_uniform(draws.keys, stream, places, draws.first) >= self.p
         mask = kept.view(*shape, *[1] * (x.ndim - len(shape))).to(x.dtype)
         return x * (mask / (1 - self.p))
 

@@ -42,6 +42,13 @@ class Account:
             self._told = news[-1].step + 1
         return [update.as_line() for update in news]
 
+    def go_back(self, step: int) -> None:
+        """Forget the updates from a step on: they are in the weights no more."""
+        kept = [update for update in self._updates if update.step < step]
+        self._updates.clear()
+        self._updates.extend(kept)
+        self._told = min(self._told, step)
+
     def pack(self) -> bytes:
         """Return the updates that a state contains, for whoever is left to tell of them."""
         return json.dumps([update.as_line() for update in self._updates]).encode()

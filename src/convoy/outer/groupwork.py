@@ -63,6 +63,10 @@ class LeadLink(Protocol):
         """Have a checkpoint written."""
         ...
 
+    def fetch_state(self) -> bytes:
+        """Return the newest checkpoint, packed."""
+        ...
+
 
 class GroupWork:
     """What a node does in a group, whatever the strategy."""
@@ -102,7 +106,10 @@ class GroupWork:
         """Leave the group, or go on without others, where its members have so decided."""
 
     def _average_statistics(self) -> None:
-        """Make the network the same on all members."""
+        """Make the network the same on all members, and whole on the scribe."""
+
+    def _go_back(self) -> None:
+        """Return to what was saved, where a part of the network was lost with another member."""
 
     def _note_updates_done_alone(self) -> None:
         """Write down what is in the weights and not in the account yet."""
@@ -142,6 +149,7 @@ class GroupWork:
         started = time.perf_counter()
         if self._formation is not None:
             self._flush()
+        self._go_back()
         while True:
             self._lead.check()
             self._lead.wants_regroup = False
@@ -152,7 +160,7 @@ class GroupWork:
                 self._begin_group()
                 break
             except (GroupLostError, TimeoutError):
-                continue  # someone else was lost, or is not there yet: ask again
+                self._go_back()  # someone else was lost, or is not there yet: ask again
         self._lead.set_scribe(self._is_scribe)
         self._emit_group(why, time.perf_counter() - started)
         self._report_ledger()  # of updates whose teller may just have died
@@ -225,6 +233,8 @@ class GroupWork:
                 self._regroup(str(error))
                 if job.progress.epoch != epoch:
                     return self._reason_to_end()  # the others had finished it
+                if job.progress.step < job.schedule.steps_per_epoch:
+                    return None  # they have gone back
         job.progress.seconds += time.perf_counter() - started
         count = len(job.test)
         record = close_epoch(job, loss / count, correct / count)

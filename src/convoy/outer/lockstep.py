@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from convoy.config import Config
 from convoy.data.batches import Epoch
@@ -53,6 +53,12 @@ class Lockstep(GroupWork):
     # ---------------------------------------------------------------- groups
 
     def _begin_group(self) -> None:
+        self._begin_plan()
+        if self.formation.size > 1:
+            self._begin_reduction(self._job.model)
+
+    def _begin_plan(self) -> None:
+        """Start with shares by what is known of the members so far."""
         members = self.formation.members
         self._book = SpeedBook([member.speed for member in members])
         self._plan = make_plan(self._book.speeds, self._group_rules())
@@ -63,12 +69,13 @@ class Lockstep(GroupWork):
         if self._reduction is not None:
             self._reduction.close()
             self._reduction = None
-        if len(members) == 1:
-            return
+
+    def _begin_reduction(self, shared: nn.Module) -> None:
+        """Get ready to add up the gradients of what all members have."""
         config = self._job.config
         self._reduction = Reduction(
-            self._job.model,
-            extras=_TIMES + 2 * len(members),
+            shared,
+            extras=_TIMES + 2 * self.formation.size,
             wire=torch.bfloat16 if config.wire == "bf16" else None,
             on_gpu=self.formation.backend == "nccl",
             overlap=config.overlap,
@@ -113,7 +120,7 @@ class Lockstep(GroupWork):
         steps = job.schedule.steps_per_epoch
         while job.progress.step < steps:
             self._lead.check()
-            if self._lead.leaving:
+            if self._lead.leaving and self.formation.size == 1:
                 self._leave()
             if self._lead.wants_stop and self.formation.size == 1:
                 return False
@@ -184,23 +191,17 @@ class Lockstep(GroupWork):
         job, formation, reduction = self._job, self.formation, self._reduction
         assert reduction is not None
         start, shares = self._stretch()
-        offset = start + sum(shares[: formation.rank])
-        share = shares[formation.rank]
         self._keep_buffers()
         numbers = torch.zeros(_TIMES + 2 * formation.size, dtype=job.executor.arithmetic.dtype)
         try:
-            reduction.begin(self._group)
-            if share:
-                seed = fold(self._first_seed + job.progress.updates, offset)
-                seed_torch(seed >> 1, job.train.device)
-                sums = job.executor.gradients(epoch.batch(offset, offset + share), sum(shares))
+            sums = self._gradients(epoch, start, shares, reduction)
+            if sums is not None:
                 self._fill(numbers, sums)
-            else:
-                job.executor.optimizer.zero_grad(set_to_none=True)
             numbers[_REGROUP] = float(self._lead.wants_regroup or self._lead.leaving)
             numbers[_STOP] = float(self._lead.wants_stop)
             arrived = time.perf_counter()
-            numbers[_TIMES + formation.rank] = arrived - self._ready_at
+            blocked = self._take_blocked_s()
+            numbers[_TIMES + formation.rank] = arrived - self._ready_at - blocked
             numbers[_TIMES + formation.size + formation.rank] = self._waited
             totals: list[float] = reduction.finish(numbers).tolist()
             self._check_count(totals, sum(shares))
@@ -209,8 +210,33 @@ class Lockstep(GroupWork):
                 torch._foreach_copy_(self._buffers, self._kept)
             raise
         self._ready_at = time.perf_counter()
-        self._waited = self._ready_at - arrived
+        self._waited = self._ready_at - arrived + blocked
         return totals
+
+    def _gradients(
+        self, epoch: Epoch, start: int, shares: tuple[int, ...], reduction: Reduction
+    ) -> Sums | None:
+        """Compute the gradients of this node's share of a batch; None where it has none."""
+        job = self._job
+        reduction.begin(self._group)
+        offset, share = self._seed_share(start, shares)
+        if not share:
+            job.executor.optimizer.zero_grad(set_to_none=True)
+            return None
+        return job.executor.gradients(epoch.batch(offset, offset + share), sum(shares))
+
+    def _seed_share(self, start: int, shares: tuple[int, ...]) -> tuple[int, int]:
+        """Return where this node's share begins and how large it is; what is random follows it."""
+        rank = self.formation.rank
+        offset = start + sum(shares[:rank])
+        if shares[rank]:
+            seed = fold(self._first_seed + self._job.progress.updates, offset)
+            seed_torch(seed >> 1, self._job.train.device)
+        return offset, shares[rank]
+
+    def _take_blocked_s(self) -> float:
+        """Return how long this node waited for others while it computed its last gradients."""
+        return 0.0
 
     def _keep_buffers(self) -> None:
         """Remember batch-norm's statistics: if the step fails, the batch passes through again."""
@@ -239,7 +265,7 @@ class Lockstep(GroupWork):
         job, progress = self._job, self._job.progress
         _, shares = self._stretch()
         self._note_update(progress.updates, shares)
-        job.executor.update(job.schedule.rate(progress.updates))
+        self._update(job.schedule.rate(progress.updates))
         progress.step += 1
         progress.updates += 1
         count = round(totals[_COUNT])
@@ -258,6 +284,10 @@ class Lockstep(GroupWork):
         meter.add_numbers(totals[_LOSS], round(totals[_CORRECT]), count)
         if meter.reports != reported:
             self._flush()
+
+    def _update(self, rate: float) -> None:
+        """Apply the gradients of the whole batch to the weights."""
+        self._job.executor.update(rate)
 
     def _note_update(self, step: int, shares: tuple[int, ...] = ()) -> None:
         numbers = [member.number for member in self.formation.members]

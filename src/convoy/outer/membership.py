@@ -192,6 +192,7 @@ class Group:
             GroupLostError: one did, but a member was lost before all were connected.
         """
         self.break_up()
+        self._star = None  # it was for the members of the last group
         self._attempt += 1
         self.show_up()
         about = {

@@ -5,7 +5,7 @@ their gradients. A bucket goes out as soon as it is complete, in the same order 
 A network that fits into one bucket is sent once, with the step's other numbers at its end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -79,12 +79,13 @@ class Reduction:
             handle.remove()
         self._handles.clear()
 
-    def begin(self, group: Group) -> None:
-        """Get ready for a step: gradients go out from here on."""
+    def begin(self, group: Group, ready: Collection[Tensor] = ()) -> None:
+        """Get ready for a step: gradients go out from here on; those of `ready` are there."""
         self._group = group
         self._messages.clear()
+        known = {id(parameter) for parameter in ready}
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.missing = sum(id(parameter) not in known for parameter in bucket.parameters)
             bucket.sent = False
         if self._is_one_message and self._wire_device == self._device:
             group.expect(self._flat)

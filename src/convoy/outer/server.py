@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from convoy.errors import ConvoyError
+from convoy.memory.rooms import Rooms
 from convoy.outer.gate import Gate
 from convoy.outer.merger import Merger, Reply
-from convoy.outer.rooms import Rooms
 from convoy.outer.rules.rule import Rule, Submission
 from convoy.outer.rules.window import Window
 from convoy.outer.work import Order, Work

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from convoy.config import SERVICE_STRATEGIES, Config
 from convoy.errors import ConfigError
+from convoy.memory.rooms import Rooms
 from convoy.outer.allocation.idpa import Mode
 from convoy.outer.holdings import EVERY_PASS, HeldWork
-from convoy.outer.rooms import Rooms
 from convoy.outer.rules.bound import least_bound
 from convoy.outer.rules.catalog import make_rule, parse_rule
 from convoy.outer.server import ParameterServer

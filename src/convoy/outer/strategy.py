@@ -37,6 +37,10 @@ STRATEGIES: Registry[Strategy] = Registry(
             "convoy.launch.server_lead:lead_server",
             "BPT-CNN as published: IDPA, and the mean of all nodes' weights by accuracy",
         ),
+        "hybrid": Entry(
+            "convoy.launch.lockstep_lead:lead_lockstep",
+            "convolutions by samples, fully connected layers by neurons; for large classifiers",
+        ),
         "pipeline": Entry(
             "convoy.launch.pipeline:lead_pipeline",
             "each node computes some layers of every batch; batches follow each other closely",

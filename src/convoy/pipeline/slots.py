@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from convoy.outer.shared import SharedVector, remove
+from convoy.memory.shared import SharedVector, remove
 
 _NAME_LENGTH = 64  # bytes
 

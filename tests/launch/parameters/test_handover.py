@@ -25,10 +25,10 @@ from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.record import Record
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Coding
-from convoy.outer import shared
+from convoy.memory import shared
+from convoy.memory.shared import SharedRooms, SharedVector, remove, sweep
 from convoy.outer.server import Report, ShutOutError
 from convoy.outer.service_plan import make_server
-from convoy.outer.shared import SharedRooms, SharedVector, remove, sweep
 
 SIZE = 20_000
 TOKEN, LEAD_TOKEN = "0123456789abcdef", "fedcba9876543210"
@@ -258,7 +258,7 @@ def test_what_somebody_left_who_was_killed_is_swept_away_and_nothing_else() -> N
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "import torch\n"
-        "from convoy.outer import shared\n"
+        "from convoy.memory import shared\n"
         "shared._FOLDER = Path(sys.argv[1])\n"
         "made = shared.SharedVector.make(100, torch.float32)\n"
         "rooms = shared.SharedRooms(); vector = rooms.empty(100, torch.float32)\n"

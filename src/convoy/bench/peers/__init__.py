@@ -5,6 +5,7 @@ ddp          torch's DistributedDataParallel, equal shares: what everybody uses
 ddp-oracle   the same with shares in proportion to the speeds, told by hand
 torchft      fault-tolerant DDP of torchft, equal shares
 hivemind     decentralised averaging of hivemind; every peer goes at its own pace
+dtensor      DDP around the convolutions, DTensor cuts the fully connected layers over the ranks
 gpipe, 1f1b  torch.distributed.pipelining: the network is cut, each node has a stage of it
 """
 
@@ -33,6 +34,7 @@ class Task:
         in_shape: channels, height and width of an image.
         batch: samples of a step, of all nodes together.
         shares: how many of them each node takes, where a system lets one say so.
+        ddp: settings of DDP that differ from what is best for small networks.
     """
 
     model: str
@@ -47,6 +49,7 @@ class Task:
     nesterov: bool = True
     weight_decay: float = 5e-4
     seed: int = 0
+    ddp: tuple[tuple[str, object], ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the shares are a division of the batch."""
@@ -106,6 +109,7 @@ PEERS: Registry[Peer] = Registry(
         "ddp-oracle": Entry("convoy.bench.peers.ddp:ORACLE", "torch's DDP, shares by hand"),
         "torchft": Entry("convoy.bench.peers.torchft:TORCHFT", "torchft's DDP, equal shares"),
         "hivemind": Entry("convoy.bench.peers.hivemind:HIVEMIND", "hivemind's averaging"),
+        "dtensor": Entry("convoy.bench.peers.dtensor:DTENSOR", "torch's DDP and DTensor"),
         "gpipe": Entry("convoy.bench.peers.pipelining:GPIPE", "torch's pipelining, GPipe"),
         "1f1b": Entry("convoy.bench.peers.pipelining:ONE_F_ONE_B", "torch's pipelining, 1F1B"),
     },
@@ -157,17 +161,17 @@ def _measure_lockstep(crew: Crew, warm_s: float, seconds: float) -> tuple[float,
 
     The number is told once, before; nothing but the system's own traffic goes on meanwhile.
     """
-    elapsed_s, _ = _do_steps(crew, _TRIAL_STEPS, 2 * warm_s)
+    elapsed_s, _ = do_steps(crew, _TRIAL_STEPS, 2 * warm_s)
     step_s = elapsed_s / _TRIAL_STEPS
     if elapsed_s < warm_s:
         steps = max(1, round((warm_s - elapsed_s) / step_s))
-        elapsed_s, _ = _do_steps(crew, steps, 2 * warm_s)
+        elapsed_s, _ = do_steps(crew, steps, 2 * warm_s)
         step_s = elapsed_s / steps
-    elapsed_s, samples = _do_steps(crew, max(1, round(seconds / step_s)), 2 * seconds)
+    elapsed_s, samples = do_steps(crew, max(1, round(seconds / step_s)), 2 * seconds)
     return tuple(count / elapsed_s for count in samples)
 
 
-def _do_steps(crew: Crew, steps: int, expected_s: float) -> tuple[float, list[int]]:
+def do_steps(crew: Crew, steps: int, expected_s: float) -> tuple[float, list[int]]:
     """Return how long all nodes took together, and how many samples each has learned from."""
     crew.send(("steps", steps))
     found = crew.receive(expected_s + _PATIENCE_S)

@@ -35,7 +35,8 @@ from convoy.errors import ConvoyError
 from convoy.inner.memory import keep_freed_memory
 
 _PRELOADED = ["convoy.bench.peers.ddp"]
-_PRELOADED_IF_USED = ["convoy.bench.peers.pipelining"]  # a further second of imports
+# A further second of imports, each.
+_PRELOADED_IF_USED = ["convoy.bench.peers.dtensor", "convoy.bench.peers.pipelining"]
 _FAREWELL_S = 5.0
 _AFTERMATH_S = 0.5
 _LAST_WORDS = 500  # characters

@@ -67,10 +67,10 @@ def _meet(num_nodes: int) -> Iterator[str]:
 
 
 @contextmanager
-def group(address: str, node: int, num_nodes: int, card: str = "lo") -> Iterator[None]:
-    """Be in torch's default process group, by one network card."""
-    os.environ["GLOO_SOCKET_IFNAME"] = card
+def group(address: str, node: int, num_nodes: int) -> Iterator[None]:
+    """Be in torch's default process group, by the network card that leads to its store."""
     host, port = address.split(":")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if host == _LOOPBACK else "eth0"
     store = TCPStore(host, int(port), is_master=False, timeout=_TIMEOUT)
     distributed.init_process_group(
         "gloo", store=store, rank=node, world_size=num_nodes, timeout=_TIMEOUT
@@ -93,16 +93,17 @@ BEST_SETTINGS: dict[str, Any] = {
 }
 
 
-def wrap_model(model: nn.Module) -> DistributedDataParallel:
-    """Return a network that averages its gradients over the group."""
-    return DistributedDataParallel(model, **BEST_SETTINGS)
+def wrap_model(model: nn.Module, **others: Any) -> DistributedDataParallel:
+    """Return a network that averages its gradients over the group; `others`: settings."""
+    return DistributedDataParallel(model, **{**BEST_SETTINGS, **others})
 
 
 def make_loop(task: Task, node: int, shares: Sequence[int], model: nn.Module) -> Loop:
     """Return the loop of a node that is in the group."""
     optimizer = make_optimizer(model, task.config)
     samples = Samples(task, node, shares[node])
-    return Loop(task, wrap_model(model), optimizer, samples, task.batch / task.num_nodes)
+    wrapped = wrap_model(model, **dict(task.ddp))
+    return Loop(task, wrapped, optimizer, samples, task.batch / task.num_nodes)
 
 
 @contextmanager
@@ -162,7 +163,7 @@ def _train_node(
 ) -> None:
     if namespace is not None:
         enter_namespace(namespace)
-    with group(address, node, len(shares), "lo" if namespace is None else "eth0"):
+    with group(address, node, len(shares)):
         training = _Training(config, shares, node)
         training.warm_up()
         link.send("ready")

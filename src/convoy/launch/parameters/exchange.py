@@ -23,8 +23,8 @@ from convoy.launch.door import CHUNK_BYTES, TOKEN_KEY, cut, open_channel
 from convoy.launch.parameters import messages_pb2 as wire
 from convoy.launch.parameters.shell import PROTOCOL
 from convoy.launch.parameters.vectors import Arriving, Coding, DamagedError, checksum, encoded
+from convoy.memory.shared import SharedVector, remove
 from convoy.outer.server import BehindError, FencedError, Report, ShutOutError
-from convoy.outer.shared import SharedVector, remove
 from convoy.outer.work import Order
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from convoy.errors import ConvoyError
 from convoy.launch.parameters.vectors import DamagedError
-from convoy.outer.shared import SharedRooms, SharedVector, remove
+from convoy.memory.shared import SharedRooms, SharedVector, remove
 
 Owner = tuple[int, str]  # node and incarnation
 

@@ -30,9 +30,9 @@ from convoy.launch.parameters.record import Record
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Arriving
 from convoy.launch.processes import how_it_ended, process_context
+from convoy.memory.shared import SharedRooms, sweep
 from convoy.outer.crew import Tls
 from convoy.outer.service_plan import make_server
-from convoy.outer.shared import SharedRooms, sweep
 
 _PARENT_DIED = 1  # prctl's PR_SET_PDEATHSIG
 _START_AT_MOST_S = 30.0

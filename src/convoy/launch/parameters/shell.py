@@ -32,6 +32,7 @@ from convoy.launch.parameters.vectors import (
     encoded_bytes,
 )
 from convoy.launch.reading import UnreadableError, checked, decoder, readable
+from convoy.memory.shared import SharedRooms
 from convoy.outer.crew import Tls
 from convoy.outer.server import (
     Answer,
@@ -42,7 +43,6 @@ from convoy.outer.server import (
     ShutOutError,
     is_sensible,
 )
-from convoy.outer.shared import SharedRooms
 
 PROTOCOL = 2
 _CALLS_AT_MOST = 160

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convoy.outer.rooms import Rooms, plain_memory
+from convoy.memory.rooms import Rooms, plain_memory
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux keeps shared memory
 _FORM = re.compile(r"convoy-[0-9a-f]{32}")

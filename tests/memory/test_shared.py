@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convoy.outer import shared
-from convoy.outer.shared import SharedVector, remove
+from convoy.memory import shared
+from convoy.memory.shared import SharedVector, remove
 
 SIZE = 1000
 MEMORY = Path("/dev/shm")

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from convoy.outer.rooms import Rooms
+from convoy.memory.rooms import Rooms
 
 
 def test_memory_is_used_again_when_nobody_has_it() -> None:

@@ -1,0 +1,1 @@
+"""Sums over ranks: who sends what when, and what carries it."""

@@ -1,0 +1,1 @@
+"""Data parallel convolutions, model parallel fully connected layers."""

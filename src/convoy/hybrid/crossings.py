@@ -1,0 +1,139 @@
+"""Exchanges as steps of a differentiable computation: each has its mirror in the backward pass."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from convoy.hybrid.exchange import Exchange
+
+
+class _GatherSamples(Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
+        ctx.exchange, ctx.counts = exchange, counts
+        return exchange.gather(own, counts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange.give_back(gradient, ctx.counts), None, None
+
+
+class _ReturnSamples(Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
+        ctx.exchange, ctx.counts = exchange, counts
+        return exchange.give_back(partial, counts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange.gather(gradient, ctx.counts), None, None
+
+
+class _GatherNeurons(Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, exchange: Exchange, widths: Sequence[int]) -> Tensor:
+        ctx.exchange, ctx.widths = exchange, widths
+        return exchange.gather_columns(own, widths)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange.give_back_columns(gradient, ctx.widths), None, None
+
+
+class _SplitLoss(Function):
+    """Cross-entropy of samples whose logits lie on several nodes, each with some classes.
+
+    Nodes tell each other three numbers of each sample, never the logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        exchange: Exchange,
+        first: int,
+        classes: int,
+        smoothing: float,
+    ) -> Tensor:
+        z = logits.float() if logits.dtype == torch.bfloat16 else logits
+        inside = (labels >= first) & (labels < first + z.shape[1])
+        rows = torch.nonzero(inside).flatten()
+        columns = labels[rows] - first
+        highest = largest(z.amax(1) if z.shape[1] else z.new_full((len(z),), -torch.inf), exchange)
+        powers = torch.exp(z - highest[:, None])
+        right = z.new_zeros(len(z)).index_put_((rows,), z[rows, columns])
+        told = torch.stack([powers.sum(1), right, z.sum(1)], 1)
+        summed = exchange.gather(told, [len(z)] * exchange.size).view(exchange.size, len(z), 3)
+        whole, right, everything = summed.sum(0).unbind(1)
+        losses = torch.log(whole) + highest - (1 - smoothing) * right
+        losses = losses - smoothing / classes * everything
+        chances = powers.div_(whole[:, None])
+        ctx.save_for_backward(chances, rows, columns)
+        ctx.about = smoothing, classes, logits.dtype
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        chances, rows, columns = ctx.saved_tensors
+        smoothing, classes, dtype = ctx.about
+        slope = chances  # nobody needs it again
+        slope[rows, columns] -= 1 - smoothing
+        if smoothing:
+            slope -= smoothing / classes
+        slope *= gradient[:, None]
+        return slope.to(dtype), None, None, None, None, None
+
+
+def largest(own: Tensor, exchange: Exchange) -> Tensor:
+    """Return, number by number, the largest that any node has."""
+    told = exchange.gather(own[None].contiguous(), [1] * exchange.size)
+    return told.amax(0)
+
+
+def gather_samples(own: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
+    """Return everyone's samples."""
+    return _applied(_GatherSamples, own, exchange, counts)
+
+
+def return_samples(partial: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
+    """Return the sum of everyone's partial sums of this node's own samples."""
+    return _applied(_ReturnSamples, partial, exchange, counts)
+
+
+def gather_neurons(own: Tensor, exchange: Exchange, widths: Sequence[int]) -> Tensor:
+    """Return everyone's neurons."""
+    return _applied(_GatherNeurons, own, exchange, widths)
+
+
+def split_losses(
+    logits: Tensor,
+    labels: Tensor,
+    exchange: Exchange,
+    *,
+    first: int,
+    classes: int,
+    smoothing: float,
+) -> Tensor:
+    """Return each sample's loss from the logits of some classes, the first of which is `first`."""
+    return _applied(_SplitLoss, logits, labels, exchange, first, classes, smoothing)
+
+
+@torch.no_grad()
+def split_answers(logits: Tensor, exchange: Exchange, first: int) -> Tensor:
+    """Return the class that each sample is taken for; the first of several that are equal."""
+    z = logits.float() if logits.dtype == torch.bfloat16 else logits
+    best, place = z.max(1)
+    told = torch.stack([best.double(), (place + first).double()], 1)
+    shape = (exchange.size, len(z), 2)
+    values, places = exchange.gather(told, [len(z)] * exchange.size).view(shape).unbind(2)
+    winner = values.argmax(0)
+    return places.gather(0, winner[None])[0].long()
+
+
+def _applied(function: type[Function], *arguments: object) -> Tensor:
+    found: Tensor = function.apply(*arguments)
+    return found
