@@ -18,6 +18,20 @@ from convoy.monitor.events import Event
 settings.register_profile("convoy", deadline=None)
 settings.load_profile("convoy")
 
+# Their tests start several processes and are bound to the clock: see CONTRIBUTING.md.
+_RUN_AGAIN = [Path(__file__).parent / name for name in ("browser", "faults", "launch")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests of several processes run a second time when they fail.
+
+    Not those that hang: pytest-timeout's clock, which has run out, would not stop them again.
+    """
+    again = pytest.mark.flaky(reruns=1, rerun_except="from pytest-timeout")
+    for item in items:
+        if any(folder in item.path.parents for folder in _RUN_AGAIN):
+            item.add_marker(again)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

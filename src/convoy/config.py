@@ -280,6 +280,13 @@ class Config:
         group="Hybrid",
         on_resume=True,
     )
+    mixing: bool = option(
+        False,
+        "Butterfly mixing: nodes take the mean of their weights with one partner at each step, "
+        "instead of adding up all gradients (2, 4, 8, ... nodes).",
+        group="Hybrid",
+        on_resume=True,
+    )
     restarts: int = option(
         3,
         "How often a node of this machine that died is started again.",
@@ -496,10 +503,19 @@ def _check_pipeline(config: Config) -> None:
 
 
 def _check_hybrid(config: Config) -> None:
-    asked = {"layers": config.layers != "auto", "boundary": config.boundary != "all"}
+    asked = {
+        "layers": config.layers != "auto",
+        "boundary": config.boundary != "all",
+        "mixing": config.mixing,
+    }
     for name, is_given in asked.items():
         if is_given and config.strategy != "hybrid":
             raise ConfigError(f"'{name}' needs a hybrid run", hint="Give --strategy hybrid.")
+    nodes = max(config.nodes, len(config.speeds))
+    if config.mixing and nodes > 0 and nodes & (nodes - 1):
+        raise ConfigError(
+            "butterfly mixing needs a partner for everyone", got=nodes, allowed="2, 4, 8, ... nodes"
+        )
 
 
 def _check_training(config: Config) -> None:

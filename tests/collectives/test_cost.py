@@ -1,5 +1,7 @@
 """The model: the table of the papers' notes, schedules on unequal links, and what is chosen."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -15,7 +17,7 @@ from convoy.collectives.cost import (
     mixing_seconds,
     schedule_seconds,
 )
-from convoy.collectives.schedule import butterfly_size, even_bounds, mixing
+from convoy.collectives.schedule import butterfly_size, even_bounds, mixing, numbers_sent
 
 ALEXNET = Link(20e-6, 0.8e-9, add_s=0.05e-9)
 BYTES = 9_878_784
@@ -109,15 +111,25 @@ def test_what_the_wires_offer_is_taken_where_it_is_faster() -> None:
     assert choose(1000, 4, links, Line(1.0, 1e-12)).method is Method.DOUBLING
 
 
-def test_on_a_slow_half_duplex_link_parts_are_unequal() -> None:
-    slow = Link(20e-6, 16e-9, back_s=16e-9, add_s=0.05e-9)
-    links = [ALEXNET, ALEXNET, ALEXNET, slow]
+def both_ways(byte_s: float) -> Link:
+    """Return a link on which both directions share what there is."""
+    return Link(20e-6, byte_s, back_s=byte_s, add_s=0.05e-9)
+
+
+def test_where_directions_share_a_link_a_slow_rank_gets_a_small_part() -> None:
+    links = [both_ways(0.8e-9)] * 3 + [both_ways(1.6e-9)]
     chosen = choose(1_000_000, 4, links)
-    even = model(Method.HALVING, 1_000_000, links)
     assert chosen.method is Method.HALVING
-    assert chosen.seconds < 0.9 * even
-    parts = [stop - start for start, stop in zip(chosen.bounds, chosen.bounds[1:], strict=False)]
-    assert min(parts) < 250_000 / 4
+    assert chosen.seconds < 0.93 * model(Method.HALVING, 1_000_000, links)
+    parts = [stop - start for start, stop in pairwise(chosen.bounds)]
+    assert parts[3] < min(parts[:3]) / 3  # the last place has the last part
+
+
+def test_a_rank_that_is_far_slower_moves_the_vector_once_each_way() -> None:
+    links = [both_ways(0.8e-9)] * 3 + [both_ways(16e-9)]
+    chosen = choose(1_000_000, 4, links)
+    assert chosen.method is Method.TREE
+    assert numbers_sent(chosen.schedule(3)) == 1_000_000
 
 
 @given(data=some.data(), size=some.integers(2, 9))

@@ -6,8 +6,8 @@ from typing import Any
 
 from convoy.outer.ledger import find_faults
 from convoy.storage.checkpoint import load_newest
-from tests.faults.team import SAMPLES, Team
-from tests.faults.test_lead_faults import TOKEN, free_port, joined
+from tests.faults.team import SAMPLES, Team, free_port
+from tests.faults.test_lead_faults import TOKEN, joined
 
 EVERY = 10  # steps between two checkpoints
 EPOCHS = 12

@@ -11,7 +11,8 @@ beside the old ones). What is not the head's is measured as well, with a head of
 taken off for the ratios; those compare steady steps, the kinder of the two for DDP.
 
 Under a limit of less than weights, gradients and momentum of the whole layer take, data parallel
-cannot train, whatever its settings; hybrid on two ranks can.
+cannot train, whatever its settings; hybrid on two ranks can. The limit counts from where threads
+and buffers are there, for the kernel counts what a thread might use as used.
 """
 
 import math
@@ -22,7 +23,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -31,6 +31,7 @@ from torch.nn import functional
 from convoy.bench.peers import ddp
 from convoy.bench.peers.crew import Crew, Link
 from convoy.bench.report import Bar, Report, Row, median_ratio
+from convoy.collectives.wires import ProcessGroupWires
 from convoy.config import Config
 from convoy.errors import ConvoyError
 from convoy.hybrid.computation import Computation, Marks
@@ -45,11 +46,10 @@ DDP, OURS = "DDP", "convoy hybrid"
 FEATURES = 512  # that the trunk gives
 IMAGE = (3, 32, 32)
 _BLOCK = 1000  # classes whose weights are drawn together
-_COPIES = 3  # of a weight: itself, its gradient, its momentum
-_LIMIT = 2.5  # copies of the whole layer that a rank may have
+_LIMIT = 2.9  # copies of the whole layer that a rank may have: it needs three to train all of it
 _WARM_STEPS = 2
 _PATIENCE_S = 300.0
-_CONFIG = Config(lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.0)
+CONFIG = Config(lr=0.05, weight_decay=0.0)
 _LESS_IN_ALL = 1.2  # memory of all ranks together, in heads of data parallel
 
 
@@ -93,16 +93,14 @@ QUICK = Plan(replace(_HUGE, steps=2), Sizes(1000, 64, 2), ranks=(2,), repeats=1)
 def make_trunk() -> nn.Sequential:
     """Return three convolutions, with the same weights in every process."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, stride=2, padding=1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(32, 64, 3, stride=2, padding=1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(64, 128, 3, stride=2, padding=1),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    )
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
+            nn.GroupNorm(8, outputs),  # unlike batch-norm, the same whoever has which samples
+            nn.ReLU(inplace=True),
+        ]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten())
 
 
 def class_weights(first: int, stop: int) -> Tensor:
@@ -128,22 +126,6 @@ def make_samples(sizes: Sizes, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------- hybrid
 
 
-class GroupWires:
-    """Carries tensors between the ranks of torch's default process group."""
-
-    def start_send(self, tensor: Tensor, rank: int) -> Any:  # noqa: ANN401 - torch's own
-        """Begin to send a tensor to one rank."""
-        return distributed.isend(tensor, rank)
-
-    def start_receive(self, tensor: Tensor, rank: int) -> Any:  # noqa: ANN401 - torch's own
-        """Begin to fill a tensor with what a rank sends."""
-        return distributed.irecv(tensor, rank)
-
-    def wait(self, work: Any) -> None:  # noqa: ANN401 - torch's own
-        """Wait for what was begun."""
-        work.wait()
-
-
 class MadeInParts(Split):
     """A split of a layer that has no memory of its own: each rank makes its part.
 
@@ -162,7 +144,7 @@ class MadeInParts(Split):
         make_rows: Callable[[int, int], Tensor],
     ) -> None:
         self._make_rows = make_rows
-        super().__init__(layers, make_optimizer(shared, _CONFIG), rank)
+        super().__init__(layers, make_optimizer(shared, CONFIG), rank)
 
     def _take(self, whole: nn.Parameter, axis: int, bounds: tuple[int, ...]) -> None:
         assert whole.is_meta, "the whole of it is in memory"
@@ -193,11 +175,11 @@ class HugeHead:
         widths = apportion([1.0] * self._size, classes)
         shared, layers = lay_out(parts, ("columns",), [widths], self._size)
         split = MadeInParts(layers, trunk, rank, make_rows)
-        self._exchange = Exchange(GroupWires(), rank, self._size)
+        self._exchange = Exchange(ProcessGroupWires(deadline_s=_PATIENCE_S), rank, self._size)
         arithmetic = Arithmetic(torch.device("cpu"))
         self._computation = Computation(shared, layers, split, self._exchange, arithmetic)
         self._shared = list(self._computation.shared.parameters())
-        self._optimizer = split.make_optimizer(self._computation.shared, _CONFIG)
+        self._optimizer = split.make_optimizer(self._computation.shared, CONFIG)
 
     def step(self, images_NCHW: Tensor, labels: Tensor) -> float:  # noqa: N803 - shapes are in names
         """Train on everyone's samples, as many of each rank; return the sum of own losses."""
@@ -233,7 +215,7 @@ class WholeHead:
         last.weight = nn.Parameter(make_rows(0, classes))
         last.bias = nn.Parameter(torch.zeros(classes))
         model = nn.Sequential(trunk, last)
-        self._optimizer = make_optimizer(model, _CONFIG)
+        self._optimizer = make_optimizer(model, CONFIG)
         # Telling each other weights that are equal would take memory for nothing.
         self._model = ddp.wrap_model(model, init_sync=False)
 
@@ -275,11 +257,13 @@ def run_rank(
     with ddp.group(address, rank, ranks):
         images_NCHW, labels = make_samples(sizes, rank, ranks)  # noqa: N806
         distributed.barrier()  # which connects everybody
-        before = read_status("VmRSS")
+        make = _SYSTEMS[system]
         if limit is not None:
+            make(make_trunk(), _BLOCK, class_weights).step(images_NCHW, labels % _BLOCK)
             limit_memory(limit)
+        before = read_status("VmRSS")
         reset_peak()
-        net = _SYSTEMS[system](make_trunk(), sizes.classes, class_weights)
+        net = make(make_trunk(), sizes.classes, class_weights)
         losses = [net.step(images_NCHW, labels) for _ in range(_WARM_STEPS)]
         peak = read_status("VmHWM")
         reset_peak()
@@ -361,7 +345,7 @@ def bench_head(*, quick: bool, tell: Callable[[str], None]) -> Report:
             )
     limit = round(plan.sizes.head_bytes * _LIMIT)
     trained = {system: trains_within(system, plan.sizes, 2, limit, tell) for system in (DDP, OURS)}
-    bars = [*memory_bars(huge, small), loss_bar(huge), *limit_bars(trained, limit)]
+    bars = [*memory_bars(huge, small), *loss_bars(huge), *limit_bars(trained, limit)]
     return Report("head", plan.repeats, tuple(make_rows(plan.sizes, huge, small)), tuple(bars))
 
 
@@ -400,15 +384,19 @@ def memory_bars(huge: Values, small: Values) -> list[Bar]:
     return bars
 
 
-def loss_bar(huge: Values) -> Bar:
-    """Return how far the losses of all systems and ranks are apart, of all steps."""
+def loss_bars(huge: Values) -> list[Bar]:
+    """Return how far the losses of all systems are apart: at the start, and at any step."""
     sums = [
         [sum(losses) for losses in zip(*(one.losses for one in part), strict=True)]
         for found in huge.values()
         for part in found
     ]
-    apart = max((max(losses) - min(losses)) / max(losses) for losses in zip(*sums, strict=True))
-    return Bar("losses of all systems: largest difference, relative", apart, at_most=1e-3)
+    apart = [(max(step) - min(step)) / max(step) for step in zip(*sums, strict=True)]
+    name = "losses of all systems, relative difference"
+    return [
+        Bar(f"{name}: first step", apart[0], at_most=1e-5),
+        Bar(f"{name}: any step", max(apart), at_most=1e-2),
+    ]
 
 
 def limit_bars(trained: Mapping[str, bool], limit: int) -> list[Bar]:

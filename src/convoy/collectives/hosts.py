@@ -5,6 +5,7 @@ import os
 import platform
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,8 +28,8 @@ def host_key() -> str:
         path = Path(name)
         about.append(path.read_text().strip() if path.exists() else "")
     for name in ("net", "pid"):
-        path = Path("/proc/self/ns", name)
-        about.append(str(os.stat(path).st_ino) if path.exists() else "")
+        with suppress(OSError):
+            about.append(os.readlink(f"/proc/self/ns/{name}"))  # its name and number
     return " ".join(about)
 
 

@@ -25,7 +25,7 @@ from convoy.collectives.wires import PeerLostError
 
 PAGE_BYTES = 4096
 MOST_RANKS = 64
-_LOOKS = 50  # before a rank goes to sleep
+_LOOKS = 20  # before a rank goes to sleep: longer than a short sum takes, shorter than a sleep
 _NAP_S = 0.05  # after which a sleeper looks whether the others live
 _WORD_BYTES = 8
 _STEPS, _ASLEEP, _LEFT, _PIDS, _BELL = (MOST_RANKS * place for place in range(5))  # words

@@ -8,29 +8,12 @@ their bits do not depend on who was faster.
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Work = Any  # something that was begun; whoever carries it knows what it is
-
-
-class Wires(Protocol):
-    """What carries tensors between nodes; `convoy.outer.membership.Group` does."""
-
-    def start_send(self, tensor: Tensor, rank: int) -> Work:
-        """Begin to send a tensor to one node."""
-        ...
-
-    def start_receive(self, tensor: Tensor, rank: int) -> Work:
-        """Begin to fill a tensor with what a node sends."""
-        ...
-
-    def wait(self, work: Work) -> None:
-        """Wait for what was begun."""
-        ...
-
+from convoy.collectives.wires import Wires
 
 Finish = Callable[[], Tensor]
 
@@ -118,7 +101,7 @@ class Exchange:
         self.sent_bytes += leaving.numel() * leaving.element_size()
         return functools.partial(self._finish_send, self._wires.start_send(leaving, rank), leaving)
 
-    def _finish_send(self, work: Work, leaving: Tensor) -> None:
+    def _finish_send(self, work: Any, leaving: Tensor) -> None:  # noqa: ANN401
         del leaving  # it had to live until now
         self._wires.wait(work)
 

@@ -108,15 +108,19 @@ def _block(name: str, module: nn.Module, used: Counter[int]) -> Block:
     return Other(name, isinstance(module, _EACH))
 
 
-def kinds_for(parts: Parts, layers: str, setting: Setting) -> tuple[Kind, ...]:
-    """Return what becomes of each fully connected layer, by the option `layers`.
+def kinds_that_fit(parts: Parts, layers: str, setting: Setting) -> tuple[Kind, ...]:
+    """Return what becomes of each fully connected layer, by the option `layers`; empty: nothing."""
+    return (all_columns if layers == "columns" else choose_kinds)(parts.blocks, setting)
+
+
+def check_layers(parts: Parts, layers: str, setting: Setting) -> None:
+    """Refuse a network that cannot be cut over so many nodes.
 
     Raises:
-        ConfigError: it cannot be done.
+        ConfigError: it cannot.
     """
-    found = (all_columns if layers == "columns" else choose_kinds)(parts.blocks, setting)
-    if found:
-        return found
+    if kinds_that_fit(parts, layers, setting):
+        return
     dense = [block for block in parts.blocks if isinstance(block, Dense)]
     hint = "A layer needs as many neurons as there are nodes, and weights of its own"
     if layers == "columns":

@@ -22,7 +22,7 @@ from typing import Literal
 Kind = Literal["copy", "columns", "rows"]
 Way = Literal["samples", "neurons"]
 
-MESSAGE_WORTH = 50_000  # bytes that could travel in the time that one exchange takes to begin
+MESSAGE_WORTH = 100_000  # bytes that could travel in the time that one exchange takes to begin
 _NUMBER_BYTES = 4
 _LOSS_NUMBERS = 6  # of a sample, that nodes tell each other where each knows some classes only
 _KINDS: tuple[Kind, ...] = ("copy", "columns", "rows")

@@ -16,8 +16,9 @@ from convoy.errors import EnvironmentProblem
 from convoy.hybrid.allot import allot
 from convoy.hybrid.computation import Computation, Marks
 from convoy.hybrid.exchange import Exchange
-from convoy.hybrid.head import find_parts, kinds_for, lay_out
-from convoy.hybrid.layout import Dense, Setting
+from convoy.hybrid.head import find_parts, kinds_that_fit, lay_out
+from convoy.hybrid.layout import Dense, Kind, Setting
+from convoy.hybrid.mixing import Mixing, is_power_of_two
 from convoy.hybrid.split import Split
 from convoy.hybrid.wording import describe_layout
 from convoy.inner.executor import Sums
@@ -28,7 +29,7 @@ from convoy.outer.groupwork import LeadLink
 from convoy.outer.job import Job
 from convoy.outer.lockstep import Lockstep
 from convoy.outer.membership import Group, GroupLostError
-from convoy.outer.reduction import Reduction
+from convoy.outer.reduction import StepSums
 from convoy.outer.state import unpack
 
 _TEST_AT_ONCE = 500  # samples of one node
@@ -45,18 +46,26 @@ class Hybrid(Lockstep):
     # ---------------------------------------------------------------- groups
 
     def _begin_group(self) -> None:
-        self._begin_plan()
-        if self.formation.size == 1:
+        setting = Setting(self.formation.size, self._job.config.batch)
+        kinds = kinds_that_fit(self._parts, self._job.config.layers, setting)
+        if self.formation.size == 1 or not kinds:  # more nodes than neurons: all hold all
+            self._layout_in_words = "fully connected layers are on every node"
+            super()._begin_group()
             return
-        config, formation, executor = self._job.config, self.formation, self._job.executor
-        setting = Setting(formation.size, config.batch)
-        kinds = kinds_for(self._parts, config.layers, setting)
+        self._begin_plan()
+        self._group.share_memory(self.formation)
         widths = self._widths()
+        self._cut(kinds, widths)
+        shared = sum(p.numel() for p in self._computation.shared.parameters())
+        self._layout_in_words = describe_layout(self._parts.blocks, kinds, widths, setting, shared)
+
+    def _cut(self, kinds: tuple[Kind, ...], widths: list[tuple[int, ...]]) -> None:
+        """Keep this node's parts of the layers that are cut, and get ready to train them."""
+        config, formation, executor = self._job.config, self.formation, self._job.executor
+        device = self._job.train.device
+        wire = torch.device("cpu") if formation.backend == "gloo" else device
         trunk, layers = lay_out(self._parts, kinds, widths, formation.size)
-        wire = torch.device("cpu") if formation.backend == "gloo" else self._job.train.device
-        self._exchange = Exchange(
-            self._group, formation.rank, formation.size, self._job.train.device, wire
-        )
+        self._exchange = Exchange(self._group, formation.rank, formation.size, device, wire)
         self._split = Split(layers, executor.optimizer, formation.rank)
         self._computation = Computation(
             trunk,
@@ -67,10 +76,14 @@ class Hybrid(Lockstep):
             smoothing=config.label_smoothing,
             scheme=config.boundary,
         )
-        self._optimizer: optim.SGD = self._split.make_optimizer(self._computation.shared, config)
-        self._begin_reduction(self._computation.shared)
-        shared = sum(p.numel() for p in self._computation.shared.parameters())
-        self._layout_in_words = describe_layout(self._parts.blocks, kinds, widths, setting, shared)
+        shared = self._computation.shared
+        self._optimizer: optim.SGD = self._split.make_optimizer(shared, config)
+        self._mixing: Mixing | None = None
+        if config.mixing and is_power_of_two(formation.size):
+            self._mixing = Mixing(shared, self._optimizer, self._group, formation.size)
+            self._reduction = self._mixing
+        else:
+            self._begin_reduction(shared)
 
     def _widths(self) -> list[tuple[int, ...]]:
         """Return each member's neurons of every fully connected layer: by speed, and memory."""
@@ -97,7 +110,7 @@ class Hybrid(Lockstep):
 
     def _emit_group(self, why: str, pause_s: float) -> None:
         super()._emit_group(why, pause_s)
-        if self._split is not None and self._is_scribe:
+        if self.formation.size > 1 and self._is_scribe:
             self._job.events.emit(NoteEvent(text=self._layout_in_words))
 
     def _go_back(self) -> None:
@@ -122,14 +135,21 @@ class Hybrid(Lockstep):
     def _make_whole(self) -> None:
         """Give every member the whole network: some of them are about to go."""
         if self._split is not None:
+            self._settle()
             self._split.collect(self._exchange, range(self.formation.size))
             self._split = None
+
+    def _settle(self) -> None:
+        if self._mixing is not None:
+            self._mixing.settle()
 
     # ---------------------------------------------------------------- steps
 
     def _gradients(
-        self, epoch: Epoch, start: int, shares: tuple[int, ...], reduction: Reduction
-    ) -> Sums:
+        self, epoch: Epoch, start: int, shares: tuple[int, ...], reduction: StepSums
+    ) -> Sums | None:
+        if self._split is None:
+            return super()._gradients(epoch, start, shares, reduction)
         total = sum(shares)
         offset, share = self._seed_share(start, shares)
         images = epoch.batch(offset, offset + share).images_NCHW if share else None
@@ -144,12 +164,19 @@ class Hybrid(Lockstep):
         return self._computation.gradients(images, marks, total, begin_reduction)
 
     def _take_blocked_s(self) -> float:
-        return self._exchange.waited_s - self._blocked_before
+        return self._exchange.waited_s - self._blocked_before if self._split is not None else 0.0
 
     def _update(self, rate: float) -> None:
+        if self._split is None:
+            super()._update(rate)
+            return
+        if self._mixing is not None:
+            self._mixing.scale()
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
+        if self._mixing is not None:
+            self._mixing.mix(self._job.progress.updates)
 
     # ---------------------------------------------------------------- epochs and checkpoints
 
@@ -157,6 +184,7 @@ class Hybrid(Lockstep):
         """Make the network whole on the scribe."""
         super()._average_statistics()
         if self._split is not None:
+            self._settle()
             self._split.collect(self._exchange, [self.formation.source])
 
     def _save(self, reason: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from convoy.assembly import Given
 from convoy.config import Config, stages_asked
 from convoy.errors import ConfigError, EnvironmentProblem
-from convoy.hybrid.head import find_parts, kinds_for
+from convoy.hybrid.head import check_layers, find_parts
 from convoy.hybrid.layout import Setting
 from convoy.inner.arithmetic import choose_device
 from convoy.inner.probe import measure
@@ -137,7 +137,7 @@ def choose_crew(
     if requested.strategy == "hybrid":
         nodes = nodes or _workers_here(job)
         setting = Setting(max(nodes, 1), requested.batch)
-        kinds_for(find_parts(job.model), requested.layers, setting)  # it may refuse
+        check_layers(find_parts(job.model), requested.layers, setting)
     nodes = nodes or _nodes_by_probe(job, requested, serving)
     here = max(nodes, 0)
     devices = _devices(job, requested, here)

@@ -29,7 +29,7 @@ from convoy.outer.groupwork import GroupWork, LeadLink, StandAside
 from convoy.outer.job import Job
 from convoy.outer.membership import Group, GroupLostError
 from convoy.outer.meter import Meter
-from convoy.outer.reduction import Reduction
+from convoy.outer.reduction import Reduction, StepSums
 from convoy.outer.single import is_checkpoint_step, train_epoch
 from convoy.outer.tally import Tally
 from convoy.randomness import fold, seed_torch
@@ -45,7 +45,7 @@ class Lockstep(GroupWork):
     def __init__(self, job: Job, group: Group, lead: LeadLink, speed: float) -> None:
         super().__init__(job, group, lead, speed)
         self._rules = rules_of(job.config)
-        self._reduction: Reduction | None = None
+        self._reduction: StepSums | None = None
         self._buffers = [b for b in job.model.buffers() if b.is_floating_point()]
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._alone_from: int | None = None  # updates from here on were done alone, unnoted
@@ -73,7 +73,7 @@ class Lockstep(GroupWork):
     def _begin_reduction(self, shared: nn.Module) -> None:
         """Get ready to add up the gradients of what all members have."""
         config = self._job.config
-        self._reduction = Reduction(
+        self._reduction = reduction = Reduction(
             shared,
             extras=_TIMES + 2 * self.formation.size,
             wire=torch.bfloat16 if config.wire == "bf16" else None,
@@ -81,9 +81,9 @@ class Lockstep(GroupWork):
             overlap=config.overlap,
             same_layout=self.formation.same_layout,
         )
-        self._reduction.watch()
+        reduction.watch()
         dtype = self._job.executor.arithmetic.dtype
-        self._group.choose_way(self.formation, self._reduction.last_message, dtype)
+        self._group.choose_way(self.formation, reduction.last_message, dtype)
 
     def _shares(self) -> Sequence[int]:
         """Return each member's samples of a batch."""
@@ -214,7 +214,7 @@ class Lockstep(GroupWork):
         return totals
 
     def _gradients(
-        self, epoch: Epoch, start: int, shares: tuple[int, ...], reduction: Reduction
+        self, epoch: Epoch, start: int, shares: tuple[int, ...], reduction: StepSums
     ) -> Sums | None:
         """Compute the gradients of this node's share of a batch; None where it has none."""
         job = self._job

@@ -14,7 +14,7 @@ never meets a new one.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +26,8 @@ from torch import Tensor
 from torchft.coordination import LighthouseClient, LighthouseServer
 from torchft.process_group import ProcessGroupNCCL, ProcessGroupWrapper
 
+from convoy.collectives.allreduce import AllReduce, Summing
+from convoy.collectives.wires import PeerLostError
 from convoy.errors import ConvoyError
 from convoy.outer.gloo import BoundGloo
 from convoy.outer.star import LONGEST_BYTES, Star, is_star_faster
@@ -176,6 +178,7 @@ class Group:
         self._identities: set[str] = set()
         self._lost_at: dict[str, float] = {}
         self._star: Star | None = None
+        self._sums: AllReduce | None = None
         self._heart: _Heart | None = None
         self._lock = threading.Lock()
 
@@ -192,7 +195,7 @@ class Group:
             GroupLostError: one did, but a member was lost before all were connected.
         """
         self.break_up()
-        self._star = None  # it was for the members of the last group
+        self._forget_ways()  # they were for the members of the last group
         self._attempt += 1
         self.show_up()
         about = {
@@ -252,11 +255,31 @@ class Group:
         )
         return group
 
+    def _forget_ways(self) -> None:
+        sums, self._sums, self._star = self._sums, None, None
+        if sums is not None:
+            sums.close()
+
+    def share_memory(self, formation: Formation) -> None:
+        """Add up through the memory of each host, and by butterfly between hosts."""
+        if formation.size == 1 or formation.backend != "gloo":
+            return
+        group = self._process_group
+        self._sums = AllReduce(
+            self,
+            formation.rank,
+            formation.size,
+            deadline_s=self._timeout.total_seconds(),
+            is_broken=lambda: self._process_group is not group,
+        )
+        with _as_group_lost():
+            self._sums.meet()
+
     def choose_way(self, formation: Formation, numel: int, dtype: torch.dtype) -> None:
         """Find out whether messages of a length are added up faster over a star."""
         self._star = None
         too_long = numel * dtype.itemsize > LONGEST_BYTES
-        if formation.size < 3 or formation.backend != "gloo" or too_long:
+        if formation.size < 3 or formation.backend != "gloo" or too_long or self._sums is not None:
             return
         speeds = [member.speed for member in formation.members]
         centre = speeds.index(max(speeds))
@@ -271,23 +294,41 @@ class Group:
 
     def sum(self, tensor: Tensor) -> None:
         """Add up a tensor over all members, in place, in the faster way."""
-        if self._star is not None and tensor.device.type == "cpu":
+        if self._sums is not None and tensor.device.type == "cpu":
+            with _as_group_lost():
+                self._sums.sum(tensor)
+        elif self._star is not None and tensor.device.type == "cpu":
             self._star.sum(tensor)
         else:
             self.sum_around(tensor)
 
+    def mix(self, tensor: Tensor, step: int) -> None:
+        """Make a tensor the mean of ours and of our partner's in this step."""
+        assert self._sums is not None
+        with _as_group_lost():
+            self._sums.mix(tensor, step)
+
     def sum_around(self, tensor: Tensor) -> None:
         """Add up a tensor over all members by an all-reduce, in place."""
-        self.wait(self.start_sum(tensor))
+        self.wait(self._start_around(tensor))
 
-    def start_sum(self, tensor: Tensor) -> dist.Work:
+    def start_sum(self, tensor: Tensor) -> "dist.Work | Summing":
         """Begin to add up a tensor over all members, in place."""
+        if self._sums is not None and tensor.device.type == "cpu":
+            return self._sums.start(tensor)
+        return self._start_around(tensor)
+
+    def _start_around(self, tensor: Tensor) -> dist.Work:
         options = dist.AllreduceOptions()
         options.timeout = self._timeout
         return self._call(lambda group: group.allreduce([tensor], options))
 
-    def wait(self, work: dist.Work) -> None:
+    def wait(self, work: "dist.Work | Summing") -> None:
         """Wait for an exchange that was begun."""
+        if isinstance(work, Summing):
+            with _as_group_lost():
+                work.wait()
+            return
         try:
             work.wait(self._timeout)
         except Exception as error:  # torch reports a lost peer in many ways
@@ -395,6 +436,15 @@ class _Heart:
     def stop(self) -> None:
         """Fall silent."""
         self._stopped.set()
+
+
+@contextlib.contextmanager
+def _as_group_lost() -> Iterator[None]:
+    """Tell of a lost peer in this module's own way."""
+    try:
+        yield
+    except PeerLostError as error:
+        raise GroupLostError(f"a member was lost: {error}") from error
 
 
 def start_lighthouse(host: str, min_nodes: int) -> LighthouseServer:

@@ -6,14 +6,32 @@ A network that fits into one bucket is sent once, with the step's other numbers 
 """
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from convoy.collectives.allreduce import Summing
 from convoy.outer.membership import Group
 
 _BUCKET_BYTES = 4 << 20
+
+
+class StepSums(Protocol):
+    """What nodes add up in a step: numbers, and whatever else they agree on."""
+
+    def begin(self, group: Group, ready: Collection[Tensor] = ()) -> None:
+        """Get ready for a step; the gradients of `ready` are there."""
+        ...
+
+    def finish(self, extras: Tensor) -> Tensor:
+        """Return the sums of the step's numbers, when all is added up."""
+        ...
+
+    def close(self) -> None:
+        """Take no part in steps any more."""
+        ...
 
 
 class Reduction:
@@ -50,7 +68,7 @@ class Reduction:
         self._buckets = _cut(self._parameters, self._flat, overlap=overlap, same_layout=same_layout)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._group: Group | None = None
-        self._messages: list[tuple[Tensor, Tensor, dist.Work]] = []
+        self._messages: list[tuple[Tensor, Tensor, dist.Work | Summing]] = []
 
     @property
     def last_message(self) -> int:
