@@ -18,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
 
 from convoy.bench.head import (
     HugeHead,
@@ -44,7 +45,7 @@ def main() -> None:
     sizes = Sizes(given.classes, given.batch, given.steps)
     with TemporaryDirectory() as folder:
         meeting_point = f"file://{Path(folder) / 'nodes'}"
-        multiprocessing.spawn(run_node, (given.nodes, meeting_point, sizes), given.nodes)
+        spawn(run_node, (given.nodes, meeting_point, sizes), given.nodes)
 
 
 def run_node(rank: int, nodes: int, meeting_point: str, sizes: Sizes) -> None:

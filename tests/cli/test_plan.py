@@ -215,8 +215,8 @@ def test_all_fits_into_a_narrow_terminal(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("plan", ("only pipelines can be planned yet", "'auto'", "--strategy pipeline")),
-        ("plan --strategy lockstep", ("only pipelines can be planned yet", "'lockstep'")),
+        ("plan", ("only pipelines and hybrid runs can be planned yet", "'auto'", "--strategy pipeline")),
+        ("plan --strategy lockstep", ("only pipelines and hybrid runs can be planned yet", "'lockstep'")),
         ("plan --strategy pipeline --cuts 2,9", ("cannot be cut", "'2, 9'", "1, 2, 3, 4")),
         ("plan --strategy pipeline --cuts 3,2", ("must rise", "1, 2, 3, 4")),
         ("plan --strategy pipeline --cuts 1.5", ("'cuts'", "whole numbers")),
@@ -271,3 +271,25 @@ def test_help_does_not_wait_for_torch() -> None:
     )
     assert found.returncode == 0
     assert b"Show how a pipeline would run" in found.stdout
+
+
+def test_a_hybrid_run_is_planned_by_what_travels(convoy: Convoy) -> None:
+    asked = ("--model=alexnet", "--image-size=32", "--batch=256", "--speeds=1,0.5,0.5")
+    outcome = convoy("plan", "--strategy=hybrid", *PLAIN, *asked, "--json")
+    assert outcome.code == 0, outcome.err
+    record = json.loads(outcome.out.splitlines()[-1])
+    assert [layer["kind"] for layer in record["table"]] == ["columns", "rows", "copy"]
+    assert record["table"][0]["neurons"] == [2048, 1024, 1024]
+    assert record["received_bytes"] < 0.25 * record["received_bytes_data_parallel"]
+    assert record["held_bytes"][0] > record["held_bytes"][1] == record["held_bytes"][2]
+    told = convoy("plan", "--strategy=hybrid", *PLAIN, *asked, "--layers=columns")
+    assert told.out.count("by output neurons") == 3
+    assert "data parallel" in told.out
+    small = convoy("plan", "--strategy=hybrid", *PLAIN, "--model=lenet5", "--nodes=2")
+    assert "Data parallel training sends less" in small.out
+
+
+def test_a_network_that_cannot_be_cut_over_nodes_is_no_hybrid_plan(convoy: Convoy) -> None:
+    outcome = convoy("plan", "--strategy=hybrid", *PLAIN, "--model=resnet20", "--nodes=2")
+    assert outcome.code == 2
+    assert "no fully connected layer" in outcome.err

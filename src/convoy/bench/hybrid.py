@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import convoy.bench.peers.dtensor  # noqa: F401 - so that crews have it loaded
-from convoy.bench.ours import Enough, Recording, record_run
+from convoy.bench.ours import Enough, Recording, record_into
 from convoy.bench.peers import Task, do_steps, take_part
 from convoy.bench.peers.crew import Crew, Link
 from convoy.bench.peers.ddp import open_store
@@ -250,18 +250,19 @@ class Watch(Recording):
         """Return what steps after the first few were like."""
         start = next(point for point in self.points if point[1] >= first)
         seconds, steps, sent = (b - a for a, b in zip(start, self.points[-1], strict=True))
+        assert steps, "the run was over before it was reported on twice"
         return Measured(steps / seconds, sent / self.case.ranks / steps)
 
 
 def _measure_ours(case: Case, steps: int) -> Measured:
     first = 1 + _WARM_STEPS
     watch = Watch(case=case, last=first + steps)
-    record_run(
+    record_into(
+        watch,
         case.task(),
         # The run is left after the last step that counts: its end, with a test and with weights
         # that are brought together and saved, would take a minute behind slow links.
         first + steps + 1,
-        recording=watch,
         strategy="hybrid",
         speeds=case.speeds,
         links=(RATE_MBIT,) * case.ranks if case.link else (),

@@ -62,10 +62,15 @@ class Enough(Exception):  # noqa: N818 - it is a wish, not a fault
     """Raised by a recording that has what it wants: the run ends there, and saves nothing."""
 
 
-def record_run(
-    task: Task, steps: int, recording: Recording | None = None, **options: object
-) -> Recording:
+def record_run(task: Task, steps: int, **options: object) -> Recording:
     """Train random images for so many steps, and return what the run told."""
+    recording = Recording()
+    record_into(recording, task, steps, **options)
+    return recording
+
+
+def record_into(recording: Recording, task: Task, steps: int, **options: object) -> None:
+    """Train random images for so many steps, or until the recording has enough."""
     generator = torch.Generator().manual_seed(task.seed)
     count = task.batch * steps
     shape = (count, *task.in_shape)
@@ -73,7 +78,6 @@ def record_run(
     labels = torch.randint(0, task.classes, (count,), generator=generator)
     part = make_image_set(images, labels, [str(i) for i in range(task.classes)], "random images")
     tiny = make_image_set(images[:64], labels[:64], part.classes, "random images")
-    recording = recording or Recording()
     with TemporaryDirectory() as folder, suppress(Enough):
         run_training(
             {
@@ -96,7 +100,6 @@ def record_run(
             given=Given(data=wrap_data(part, tiny)),
             sinks=[recording],
         )
-    return recording
 
 
 def speed_between(recording: Recording, first: int, last: int) -> float:

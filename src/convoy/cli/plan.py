@@ -1,4 +1,4 @@
-"""`convoy plan`: how a pipeline would run, before it runs."""
+"""`convoy plan`: how a pipeline or a hybrid run would go, before it does."""
 
 import dataclasses
 import json as json_format
@@ -16,6 +16,7 @@ from convoy.pipeline.recipe import parse_recipe
 from convoy.pipeline.segments import parse_switch
 
 if TYPE_CHECKING:
+    from convoy.outer.job import Job
     from convoy.pipeline.forecast import Situation
 
 _FORMATS = (".svg", ".png")
@@ -25,7 +26,7 @@ _MOST_BATCHES = 1000
 _FIELDS = (
     *("data", "data_dir", "cache_dir", "image_size", "test_fraction", "max_bad_samples"),
     *("model", "strategy", "nodes", "speeds", "links"),
-    *("stages", "cuts", "recipe", "pipelined", "plain_first"),
+    *("stages", "cuts", "recipe", "pipelined", "plain_first", "layers"),
     *("epochs", "batch", "seed"),
     *("device", "threads", "precision", "memory_format", "deterministic"),
 )
@@ -54,7 +55,8 @@ def plan(
 ) -> None:
     """Show how a pipeline would run: its stages, its speed, and who waits for whom.
 
-    Each block of the network is measured once, here; nothing is trained or saved. Values are
+    With --strategy hybrid: which fully connected layers would be cut, and what would travel.
+    Each block of a pipeline is measured once, here; nothing is trained or saved. Values are
     taken from RUN-FILE (TOML), over it from CONVOY_* variables, over those from the flags.
 
     Parameters
@@ -75,16 +77,31 @@ def plan(
         raise ConfigError("'batches' is out of range", got=batches, allowed=allowed)
     picture = _check_picture(out) if out is not None else None
     config = load_config(run_file, given_values(options))
+    if config.strategy == "hybrid":
+        _plan_hybrid(config, json=json)
+        return
     if config.strategy != "pipeline":
         raise ConfigError(
-            "only pipelines can be planned yet",
+            "only pipelines and hybrid runs can be planned yet",
             got=config.strategy,
-            allowed="pipeline",
+            allowed="pipeline, hybrid",
             hint="Give --strategy pipeline.",
         )
     _check_switch(config)
     config, situation = _survey(config, quiet=json)
     _tell(config, situation, batches, paper=paper, picture=picture, json=json)
+
+
+def _plan_hybrid(config: Config, *, json: bool) -> None:
+    from convoy.cli.traffic import as_record, print_traffic
+
+    nodes = len(config.speeds) or max(config.nodes, 0) or _STAGES
+    model = _make_job(_config_of_a_worker(config, nodes), quiet=json).model
+    record = as_record(config, model, nodes)
+    if json:
+        print(json_format.dumps(record))
+    else:
+        print_traffic(record)
 
 
 def _check_picture(path: Path) -> Path:
@@ -107,10 +124,6 @@ def _survey(config: Config, *, quiet: bool) -> "tuple[Config, Situation]":
     # Torch takes two seconds to import: only once the options are known to be right.
     import torch
 
-    from convoy.assembly import Given, check_choices, make_job
-    from convoy.monitor.events import EventStream
-    from convoy.monitor.terminal import make_console, make_track
-    from convoy.outer.stop import NeverStop
     from convoy.pipeline.costs import measure_blocks
     from convoy.pipeline.forecast import Situation, make_workers
     from convoy.pipeline.forms import forms_of
@@ -118,10 +131,7 @@ def _survey(config: Config, *, quiet: bool) -> "tuple[Config, Situation]":
     from convoy.pipeline.staleness import layer_weights
 
     stages = _count_stages(config)
-    alone = _config_of_a_worker(config, stages)
-    check_choices(alone, Given())
-    track = make_track(make_console(quiet=quiet))
-    job = make_job(alone, Given(), Path(), EventStream([]), NeverStop(), track)
+    job = _make_job(_config_of_a_worker(config, stages), quiet=quiet)
     check_stages(config, job.model, stages)
     shape = job.data.train.shape_CHW
     forms_of(job.model, shape, job.executor.arithmetic)  # refuses what cannot be a stage
@@ -137,6 +147,18 @@ def _survey(config: Config, *, quiet: bool) -> "tuple[Config, Situation]":
     )
     chosen = {name: getattr(job.config, name) for name in ("device", "precision")}
     return config.replaced({**chosen, "threads": torch.get_num_threads()}), situation
+
+
+def _make_job(config: Config, *, quiet: bool) -> "Job":
+    """Build a network, with all that training it would need."""
+    from convoy.assembly import Given, check_choices, make_job
+    from convoy.monitor.events import EventStream
+    from convoy.monitor.terminal import make_console, make_track
+    from convoy.outer.stop import NeverStop
+
+    check_choices(config, Given())
+    track = make_track(make_console(quiet=quiet))
+    return make_job(config, Given(), Path(), EventStream([]), NeverStop(), track)
 
 
 def _count_stages(config: Config) -> int:
@@ -160,6 +182,7 @@ def _config_of_a_worker(config: Config, stages: int) -> Config:
     if stages > 1 and not config.threads:
         config = config.replaced({"threads": 1})  # each stage has a core of its own
     nobody: dict[str, Any] = {"strategy": "auto", "stages": 0, "cuts": (), "virtual": False}
+    nobody |= {"layers": "auto", "boundary": "all", "mixing": False}
     return config_of_nodes(config).replaced({**nobody, "executor": "eager"})
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from convoy.hybrid.layout import Block, Dense, Kind, Setting, total_received
 
 _NUMBER_BYTES = 4
-_WORDS = {
+WORDS = {
     "copy": "on every node",
     "columns": "by output neurons",
     "rows": "by input neurons",
@@ -31,7 +31,7 @@ def describe_layout(
     told = []
     for layer, kind, width in zip(dense, kinds, widths, strict=True):
         sizes = f" ({', '.join(map(str, width))})" if kind == "columns" else ""
-        told.append(f"{layer.name} {_WORDS[kind]}{sizes}")
+        told.append(f"{layer.name} {WORDS[kind]}{sizes}")
     copies = sum(d.weights for d, kind in zip(dense, kinds, strict=True) if kind == "copy")
     rest = 2 * (setting.nodes - 1) / setting.nodes * _NUMBER_BYTES
     alone = rest * (shared - copies + sum(layer.weights for layer in dense))
