@@ -65,6 +65,8 @@ def run_node(rank: int, nodes: int, meeting_point: str, sizes: Sizes) -> None:
     memory = told_by_all(rank, (read_status("VmHWM") - before) / 1e6, nodes)
     if rank == 0:
         print("memory of each node:", ", ".join(f"{mb:,.0f} MB" for mb in memory))
+    del network  # it holds messages of the group
+    distributed.barrier()
     distributed.destroy_process_group()
 
 

@@ -511,6 +511,10 @@ def _check_hybrid(config: Config) -> None:
     for name, is_given in asked.items():
         if is_given and config.strategy != "hybrid":
             raise ConfigError(f"'{name}' needs a hybrid run", hint="Give --strategy hybrid.")
+    if config.strategy == "hybrid" and config.executor not in ("auto", "eager"):
+        raise ConfigError(
+            "a hybrid run is computed eagerly", got=config.executor, allowed="auto, eager"
+        )
     nodes = max(config.nodes, len(config.speeds))
     if config.mixing and nodes > 0 and nodes & (nodes - 1):
         raise ConfigError(

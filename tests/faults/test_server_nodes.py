@@ -169,19 +169,24 @@ def test_ten_nodes_are_killed_one_by_one_at_random_and_the_others_do_not_wait() 
     draw = random.Random(seed)
     epochs, kills, everybody = 10, [], {0, 1, 2, 3}
     with ServerTeam(nodes=4, restarts=10, epochs=epochs, pace_s=0.1) as team:
-        for _ in range(10):
+        for _ in range(5):
             team.wait_until_all_train(*everybody)
             time.sleep(draw.uniform(0.5, 1.0))
-            victim = draw.randrange(4)
-            kills.append((victim, team.strike(victim)))
-            noticed = team.removed_after(*kills[-1])
-            print(f"node {victim}: noticed after {noticed:.3f} s")
-            assert noticed <= 1.0
-        time.sleep(2 * RATE_S)
+            first, second = draw.sample(sorted(everybody), 2)
+            for victim, others in (
+                (first, everybody - {first}),
+                (second, everybody - {first, second}),  # the first is not back yet, or just so
+            ):
+                when = team.strike(victim)
+                kills.append((others, when))
+                noticed = team.removed_after(victim, when)
+                print(f"node {victim}: noticed after {noticed:.3f} s")
+                assert noticed <= 1.0
+                time.sleep(draw.uniform(1.5, 2.0) * RATE_S)
         team.hurry()
         assert team.strikes == 10
         assert sum(len(team.faults_of(node)) for node in everybody) == 10
-        kept = [team.pace_kept(everybody - {victim}, when) for victim, when in kills]
+        kept = [team.pace_kept(others, when) for others, when in kills]
         assert min(kept) >= 0.5  # now and then, a busy machine itself is slower
         assert statistics.median(kept) >= 0.95
         team.assert_no_orphans()

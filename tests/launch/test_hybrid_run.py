@@ -105,6 +105,8 @@ def test_a_checkpoint_of_one_layout_goes_on_in_any_other() -> None:
         (("--model=tests.launch.test_hybrid_run:shallow",), "nothing is trained before"),
         (("--strategy=lockstep", "--boundary=turns"), "'boundary' needs a hybrid run"),
         (("--layers=rows",), "layers"),
+        (("--executor=tasks",), "a hybrid run is computed eagerly"),
+        (("--mixing", "--nodes=3"), "butterfly mixing needs a partner for everyone"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_before_anything_starts(
@@ -126,3 +128,13 @@ def shallow(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
 
 def narrow(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(in_shape[0], 2, 3), nn.Flatten(), nn.Linear(1352, num_classes))
+
+
+def test_nodes_that_mix_learn_as_much_and_save_one_network() -> None:
+    options = {"strategy": "hybrid", "nodes": 2, "layers": "columns", "epochs": 3}
+    mixed = train("mixed", mixing=True, **options)
+    exact = train("exact", **options)
+    assert abs(mixed.accuracy - exact.accuracy) < 0.05
+    assert newest("mixed").model.keys() == newest("exact").model.keys()
+    found, expected = newest("mixed").model["0.weight"], newest("exact").model["0.weight"]
+    assert 0 < (found - expected).abs().max().item() < 0.5  # near, but not the same numbers

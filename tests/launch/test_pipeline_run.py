@@ -5,21 +5,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from convoy.config import Config
+from convoy.data.load import load_data
 from convoy.run import Run
 from convoy.storage.checkpoint import Checkpoint, load_newest
+from convoy.tracking import untracked
 from convoy.trainer import run_training
 from tests.conftest import Outcome
 
 NETS = "tests.pipeline.nets"
 
 
+@pytest.fixture(autouse=True)
+def _few_images() -> None:
+    """Take some of the images that come with Convoy: less to train."""
+    data = load_data(Config(data="fashion-mini"), untracked)
+    arrays = {}
+    for name, part, count in (("train", data.train, 4000), ("test", data.test, 500)):
+        arrays[f"x_{name}"] = part.images_NCHW[:count].squeeze(1).numpy()
+        arrays[f"y_{name}"] = part.labels[:count].numpy()
+    np.savez("few.npz", **arrays)
+
+
 def train(out: str, **options: Any) -> Run:
     return run_training(
         {
-            "data": "fashion-mini",
+            "data": "few.npz",
             "model": "lenet5",
             "epochs": 2,
             "batch": 200,
@@ -60,8 +75,8 @@ def events(out: str, kind: str) -> list[dict[str, Any]]:
     ("recipe", "cuts", "more"),
     [
         ("published", (1, 3), {}),
-        ("convoy", (2,), {"checkpoint_steps": 30}),
-        ("convoy:compensated,annealed=1,damped=0.5", (1, 3), {"pipelined": "70"}),
+        ("convoy", (2,), {"checkpoint_steps": 15}),
+        ("convoy:compensated,annealed=1,damped=0.5", (1, 3), {"pipelined": "28"}),
         ("published:backward=predicted,forward=linear", (1, 2), {"model": f"{NETS}:dropping"}),
     ],
     ids=["published", "convoy, saved in mid-epoch", "hybrid", "dropout"],
@@ -94,10 +109,11 @@ def test_a_pipeline_of_one_stage_is_plain_training_bit_for_bit() -> None:
 
 
 def test_a_pipelines_checkpoint_is_the_plain_models_and_goes_on_in_any_strategy() -> None:
-    train("run", strategy="pipeline", cuts=(2,), epochs=3, stop_after=1)
+    data = "fashion-mini"  # all of it, to learn something
+    train("run", data=data, strategy="pipeline", cuts=(2,), epochs=3, stop_after=1)
     assert (
         newest("run").model.keys()
-        == train("other", epochs=1, strategy="single").model.state_dict().keys()
+        == train("other", epochs=1, data=data, strategy="single").model.state_dict().keys()
     )
     for strategy, more in (("single", {"cuts": ()}), ("pipeline", {"cuts": (1, 2)})):
         stop = {"stop_after": 2} if strategy == "single" else {}

@@ -84,6 +84,10 @@ BENCHMARKS: Registry[Benchmark] = Registry(
             "convoy.bench.hybrid:bench_hybrid",
             "AlexNet with its fully connected layers cut over ranks, against DDP and DTensor",
         ),
+        "mixing": Entry(
+            "convoy.bench.mixing:bench_mixing",
+            "butterfly mixing against the sum of all gradients: accuracy, and steps per second",
+        ),
         "head": Entry(
             "convoy.bench.head:bench_head",
             "a classifier of 100,000 classes, cut over ranks: memory against DDP's",

@@ -188,7 +188,7 @@ def _describe_all(speeds: Mapping[Settings, float]) -> str:
 def measure(system: str, case: Case, settings: Settings, steps: int) -> Measured:
     """Let a system do so many steps, after some to warm up."""
     if system == OURS:
-        return _measure_ours(case, steps)
+        return measure_ours(case, steps)
     return _measure_peer(PEERS[system], case, settings, steps)
 
 
@@ -254,7 +254,8 @@ class Watch(Recording):
         return Measured(steps / seconds, sent / self.case.ranks / steps)
 
 
-def _measure_ours(case: Case, steps: int) -> Measured:
+def measure_ours(case: Case, steps: int, **options: object) -> Measured:
+    """Let a hybrid run do so many steps, after some to warm up."""
     first = 1 + _WARM_STEPS
     watch = Watch(case=case, last=first + steps)
     record_into(
@@ -270,6 +271,7 @@ def _measure_ours(case: Case, steps: int) -> Measured:
         allocation="uniform",
         executor="eager",
         log_interval_s=0.1,
+        **options,
     )
     return watch.measured(first)
 

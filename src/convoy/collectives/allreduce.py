@@ -121,8 +121,9 @@ class AllReduce:
 
     def close(self) -> None:
         """Wait for what was begun, and take no part any more; ranks that wait for us are told."""
-        if self._worker is not None:
-            self._worker.shutdown()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.shutdown()
         self._leave()
 
     # ---------------------------------------------------------------- in order, whole or not at all

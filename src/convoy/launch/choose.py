@@ -113,6 +113,8 @@ def config_of_nodes(config: Config) -> Config:
         changes["device"] = "cpu"  # emulated speeds are parts of a core
     if config.precision == "auto" and not may_round(config):
         changes["precision"] = "fp32"
+    if config.strategy == "hybrid":
+        changes["executor"] = "eager"  # others could not follow weights that are cut
     return config.replaced(changes)
 
 
