@@ -7,6 +7,7 @@ import pytest
 from convoy.bench import mixing
 from convoy.bench.hybrid import Case, Measured
 from convoy.config import Config
+from convoy.launch.links import Links
 
 
 def test_both_ways_are_trained_and_timed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +23,7 @@ def test_both_ways_are_trained_and_timed_alike(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(mixing, "_train", train)
     monkeypatch.setattr(mixing, "measure_ours", measure)
-    monkeypatch.setattr(mixing.Links, "available", lambda: None)
+    monkeypatch.setattr(Links, "available", lambda: None)
     report = mixing.bench_mixing(quick=True, tell=print)
     assert asked == [
         ("fashion-mini", 0, False),

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from convoy.monitor.dashboard import beside
+from tests.cli.test_train import TINY, write_stripes
 from tests.conftest import Outcome
 
 Convoy = Callable[..., Outcome]
-QUICK = ("--epochs", 1, "--out", "run")
+QUICK = (*TINY, "--data", "stripes.npz", "--out", "run")
+
+
+@pytest.fixture(autouse=True)
+def _stripes() -> None:
+    write_stripes(Path("stripes.npz"))
 
 
 @pytest.fixture
