@@ -22,7 +22,8 @@ from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
 from convoy.bench.head import (
-    HugeHead,
+    CONFIG,
+    FEATURES,
     Sizes,
     class_weights,
     make_samples,
@@ -30,6 +31,7 @@ from convoy.bench.head import (
     read_status,
     reset_peak,
 )
+from convoy.hybrid.huge import HugeHead
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def run_node(rank: int, nodes: int, meeting_point: str, sizes: Sizes) -> None:
     images, labels = make_samples(sizes, rank, nodes)
     before = read_status("VmRSS")
     reset_peak()
-    network = HugeHead(make_trunk(), sizes.classes, class_weights)
+    network = HugeHead(make_trunk(), FEATURES, sizes.classes, class_weights, CONFIG)
     for step in range(sizes.steps):
         own_loss = network.step(images, labels)
         (loss,) = told_by_all(0, own_loss, 1)

@@ -79,12 +79,13 @@ class Node:
         self.split = Split(layers, self.optimizer, rank)
         self.exchange = Exchange(wires, rank, size)
         self.computation = Computation(trunk, layers, self.split, self.exchange, FP64, **more)
-        self.local = self.split.make_optimizer(self.computation.shared, CONFIG)
+        self.local = self.split.make_optimizers(self.computation.shared, CONFIG)
 
     def step(self, images: Tensor, labels: Tensor, keys: Tensor, counts: Sequence[int]) -> float:
         marks = Marks(tuple(counts), labels, keys)
         own = marks.own(self.exchange.rank)
-        self.local.zero_grad(set_to_none=True)
+        for optimizer in self.local:
+            optimizer.zero_grad(set_to_none=True)
         given = images[own] if counts[self.exchange.rank] else None
         sums = self.computation.gradients(given, marks, len(labels), lambda: None)
         shared = list(self.computation.shared.parameters())
@@ -96,9 +97,9 @@ class Node:
             p.grad = part.view_as(p)
         self.loss = float(sums.loss)
         self.correct = int(sums.count_correct())
-        for group in self.local.param_groups:
-            group["lr"] = 0.1
-        self.local.step()
+        for optimizer in self.local:
+            optimizer.param_groups[0]["lr"] = 0.1
+            optimizer.step()
         return self.loss
 
 

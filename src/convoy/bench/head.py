@@ -31,16 +31,10 @@ from torch.nn import functional
 from convoy.bench.peers import ddp
 from convoy.bench.peers.crew import Crew, Link
 from convoy.bench.report import Bar, Report, Row, median_ratio
-from convoy.collectives.wires import ProcessGroupWires
 from convoy.config import Config
 from convoy.errors import ConvoyError
-from convoy.hybrid.computation import Computation, Marks
-from convoy.hybrid.exchange import Exchange
-from convoy.hybrid.head import Layer, find_parts, lay_out
-from convoy.hybrid.split import Cut, Split
-from convoy.inner.arithmetic import Arithmetic
+from convoy.hybrid.huge import HugeHead, MakeRows
 from convoy.inner.optimizer import make_optimizer
-from convoy.outer.allocation.shares import apportion
 
 DDP, OURS = "DDP", "convoy hybrid"
 FEATURES = 512  # that the trunk gives
@@ -123,94 +117,13 @@ def make_samples(sizes: Sizes, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
     return images_NCHW[own], labels[own]
 
 
-# ---------------------------------------------------------------- hybrid
-
-
-class MadeInParts(Split):
-    """A split of a layer that has no memory of its own: each rank makes its part.
-
-    Args:
-        layers: cut by columns; their modules lie on the device "meta".
-        shared: the modules that every rank has.
-        rank: of this process.
-        make_rows: returns the weights of some neurons: the first, and where they stop.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        shared: nn.Module,
-        rank: int,
-        make_rows: Callable[[int, int], Tensor],
-    ) -> None:
-        self._make_rows = make_rows
-        super().__init__(layers, make_optimizer(shared, CONFIG), rank)
-
-    def _take(self, whole: nn.Parameter, axis: int, bounds: tuple[int, ...]) -> None:
-        assert whole.is_meta, "the whole of it is in memory"
-        assert axis == 0, "only output neurons can be made one by one"
-        first, stop = bounds[self._rank], bounds[self._rank + 1]
-        is_bias = whole.dim() == 1
-        made = torch.zeros(stop - first) if is_bias else self._make_rows(first, stop)
-        part = nn.Parameter(made)
-        self.cuts.append(Cut(whole, part, whole.shape, axis, bounds))
-        self._momentum[part] = torch.zeros_like(made)  # an optimizer wants it of all or none
-
-
-class HugeHead:
-    """A network that ends in a layer of which this process, a rank of a group, has some classes.
-
-    Args:
-        trunk: what comes before it; all ranks have all of it.
-        classes: of all ranks.
-        make_rows: returns the initial weights of some classes: the first, and where they stop.
-    """
-
-    def __init__(
-        self, trunk: nn.Module, classes: int, make_rows: Callable[[int, int], Tensor]
-    ) -> None:
-        rank, self._size = distributed.get_rank(), distributed.get_world_size()
-        last = nn.Linear(FEATURES, classes, device="meta")
-        parts = find_parts(nn.Sequential(trunk, last))
-        widths = apportion([1.0] * self._size, classes)
-        shared, layers = lay_out(parts, ("columns",), [widths], self._size)
-        split = MadeInParts(layers, trunk, rank, make_rows)
-        self._exchange = Exchange(ProcessGroupWires(deadline_s=_PATIENCE_S), rank, self._size)
-        arithmetic = Arithmetic(torch.device("cpu"))
-        self._computation = Computation(shared, layers, split, self._exchange, arithmetic)
-        self._shared = list(self._computation.shared.parameters())
-        self._optimizer = split.make_optimizer(self._computation.shared, CONFIG)
-
-    def step(self, images_NCHW: Tensor, labels: Tensor) -> float:  # noqa: N803 - shapes are in names
-        """Train on everyone's samples, as many of each rank; return the sum of own losses."""
-        counts = (len(labels),) * self._size
-        marks = Marks(counts, self._exchange.gather(labels, counts), None)
-        self._optimizer.zero_grad(set_to_none=True)
-        sums = self._computation.gradients(images_NCHW, marks, sum(counts), lambda: None)
-        self._add_up_shared()
-        self._optimizer.step()
-        return float(sums.loss)
-
-    def _add_up_shared(self) -> None:
-        """Add up the gradients of what every rank has."""
-        gradients = [weight.grad for weight in self._shared if weight.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        distributed.all_reduce(flat)
-        for gradient, part in zip(
-            gradients, flat.split([g.numel() for g in gradients]), strict=True
-        ):
-            gradient.copy_(part.view_as(gradient))
-
-
 # ---------------------------------------------------------------- data parallel
 
 
 class WholeHead:
     """The same network under DDP, all of it on every rank."""
 
-    def __init__(
-        self, trunk: nn.Module, classes: int, make_rows: Callable[[int, int], Tensor]
-    ) -> None:
+    def __init__(self, trunk: nn.Module, classes: int, make_rows: MakeRows) -> None:
         last = nn.Linear(FEATURES, classes, device="meta")
         last.weight = nn.Parameter(make_rows(0, classes))
         last.bias = nn.Parameter(torch.zeros(classes))
@@ -228,7 +141,14 @@ class WholeHead:
         return float(loss.detach())
 
 
-_SYSTEMS: dict[str, type[HugeHead] | type[WholeHead]] = {DDP: WholeHead, OURS: HugeHead}
+def _make_parts(trunk: nn.Module, classes: int, make_rows: MakeRows) -> HugeHead:
+    return HugeHead(trunk, FEATURES, classes, make_rows, CONFIG, _PATIENCE_S)
+
+
+_SYSTEMS: dict[str, Callable[[nn.Module, int, MakeRows], HugeHead | WholeHead]] = {
+    DDP: WholeHead,
+    OURS: _make_parts,
+}
 
 
 # ---------------------------------------------------------------- a rank

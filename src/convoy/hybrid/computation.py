@@ -17,8 +17,10 @@ from torch.nn import functional
 
 from convoy.hybrid.allot import bounds_of
 from convoy.hybrid.crossings import (
+    Late,
     gather_neurons,
     gather_samples,
+    late_linear,
     return_samples,
     split_answers,
     split_losses,
@@ -78,6 +80,7 @@ class Computation:
         self._net = nn.ModuleList([self._trunk, *(layer.module for layer in layers)])
         self._exchange, self._arithmetic = exchange, arithmetic
         self._smoothing, self._scheme = smoothing, scheme
+        self._late = Late()
         first = layers[0].module
         assert isinstance(first, nn.Linear)
         self._features = first.in_features
@@ -129,6 +132,7 @@ class Computation:
         gradient = torch.cat([finish() for finish in gradients])
         if features.requires_grad:
             features.backward(gradient.to(features.dtype))
+        self._late.compute()  # while the trunk's gradients travel
         total = torch.stack(losses).sum()
         return Sums(total, None, marks.labels[own], torch.stack(correct).sum())
 
@@ -183,12 +187,12 @@ class Computation:
         """Return this node's neurons."""
         assert isinstance(layer, nn.Linear)
         bias = None if layer.bias is None else self._split.part_of(layer.bias)
-        return functional.linear(x, self._split.part_of(layer.weight), bias)
+        return late_linear(x, self._split.part_of(layer.weight), bias, self._late)
 
     def _rows(self, x: Tensor, layer: nn.Module, counts: Sequence[int]) -> Tensor:
         """Return all neurons of own samples, to which every node's add something."""
         assert isinstance(layer, nn.Linear)
-        partial = functional.linear(x, self._split.part_of(layer.weight))
+        partial = late_linear(x, self._split.part_of(layer.weight), None, self._late)
         found = return_samples(partial, self._exchange, counts)
         return found if layer.bias is None else found + layer.bias.to(found.dtype)
 

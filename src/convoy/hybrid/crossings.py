@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn import functional
 
 from convoy.hybrid.exchange import Exchange
 
@@ -41,6 +42,50 @@ class _GatherNeurons(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return ctx.exchange.give_back_columns(gradient, ctx.widths), None, None
+
+
+class Late:
+    """Gradients of weights that are computed later, when what others wait for has been sent."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]] = []
+
+    def note(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, slope: Tensor
+    ) -> None:
+        """Remember what a layer was given, and what came back."""
+        self._waiting.append((weight, bias, x, slope))
+
+    @torch.no_grad()
+    def compute(self) -> None:
+        """Leave the gradients in the weights."""
+        for weight, bias, x, slope in self._waiting:
+            if weight.requires_grad:
+                _add_gradient(weight, slope.t() @ x.to(slope.dtype))
+            if bias is not None and bias.requires_grad:
+                _add_gradient(bias, slope.sum(0))
+        self._waiting.clear()
+
+
+def _add_gradient(weight: nn.Parameter, gradient: Tensor) -> None:
+    gradient = gradient.to(weight.dtype)
+    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+
+
+class _LateLinear(Function):
+    """A fully connected layer whose backward pass gives the gradient of its input only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, late: Late
+    ) -> Tensor:
+        ctx.x, ctx.weight, ctx.bias, ctx.late = x, weight, bias, late
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.late.note(ctx.weight, ctx.bias, ctx.x, slope)
+        return (slope @ ctx.weight.to(slope.dtype)).to(ctx.x.dtype), None, None, None
 
 
 class _SplitLoss(Function):
@@ -92,6 +137,11 @@ def largest(own: Tensor, exchange: Exchange) -> Tensor:
     """Return, number by number, the largest that any node has."""
     told = exchange.gather(own[None].contiguous(), [1] * exchange.size)
     return told.amax(0)
+
+
+def late_linear(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, late: Late) -> Tensor:
+    """Return what a layer makes of its input; the gradients of its weights come later."""
+    return _applied(_LateLinear, x, weight, bias, late)
 
 
 def gather_samples(own: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:

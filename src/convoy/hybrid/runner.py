@@ -77,7 +77,7 @@ class Hybrid(Lockstep):
             scheme=config.boundary,
         )
         shared = self._computation.shared
-        self._optimizer: optim.SGD = self._split.make_optimizer(shared, config)
+        self._optimizer, self._own_optimizer = self._split.make_optimizers(shared, config)
         self._mixing: Mixing | None = None
         if config.mixing and is_power_of_two(formation.size):
             self._mixing = Mixing(shared, self._optimizer, self._group, formation.size)
@@ -86,17 +86,18 @@ class Hybrid(Lockstep):
             self._begin_reduction(shared)
 
     def _widths(self) -> list[tuple[int, ...]]:
-        """Return each member's neurons of every fully connected layer: by speed, and memory."""
+        """Return each member's neurons of every fully connected layer: as its share, and memory."""
         size, rank = self.formation.size, self.formation.rank
         free = torch.zeros(size, dtype=torch.float64)
         free[rank] = free_memory(self._job.train.device)
         memory = self._sum(free).tolist()
+        shares = [max(1, share) for share in self._plan.shares]
         number_bytes = self._job.executor.arithmetic.dtype.itemsize
         found = []
         for layer in self._dense():
             try:
                 row = layer.inputs * number_bytes
-                found.append(allot(layer.outputs, self._book.speeds, row, memory))
+                found.append(allot(layer.outputs, shares, row, memory))
             except MemoryError:
                 raise EnvironmentProblem(
                     f"the layer '{layer.name}' does not fit into the memory of all nodes together",
@@ -155,13 +156,18 @@ class Hybrid(Lockstep):
         images = epoch.batch(offset, offset + share).images_NCHW if share else None
         labels, keys = epoch.marks(start, start + total)
         self._optimizer.zero_grad(set_to_none=True)
+        self._own_optimizer.zero_grad(set_to_none=True)
         self._blocked_before = self._exchange.waited_s
 
         def begin_reduction() -> None:
             reduction.begin(self._group, ready=self._computation.ready_early)
 
         marks = Marks(shares, labels, keys)
-        return self._computation.gradients(images, marks, total, begin_reduction)
+        sums = self._computation.gradients(images, marks, total, begin_reduction)
+        # Nothing but a checkpoint can undo this. Nothing else could anyway: where the sums that
+        # are on their way fail, a member is lost, and with it a part of the network.
+        _move(self._own_optimizer, self._job.schedule.rate(self._job.progress.updates))
+        return sums
 
     def _take_blocked_s(self) -> float:
         return self._exchange.waited_s - self._blocked_before if self._split is not None else 0.0
@@ -172,9 +178,7 @@ class Hybrid(Lockstep):
             return
         if self._mixing is not None:
             self._mixing.scale()
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        _move(self._optimizer, rate)
         if self._mixing is not None:
             self._mixing.mix(self._job.progress.updates)
 
@@ -238,3 +242,9 @@ class Hybrid(Lockstep):
                 ]
             )
             yield Marks(counts, test.labels(numbers.to(test.device)), None)
+
+
+def _move(optimizer: optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()

@@ -86,16 +86,16 @@ class Split:
         """Return this node's part of a weight that is cut."""
         return next(cut.part for cut in self.cuts if cut.whole is whole)
 
-    def make_optimizer(self, shared: nn.Module, config: Config) -> optim.SGD:
-        """Return an optimizer of the weights that all nodes have, and of this node's parts."""
-        parts = nn.ParameterList([cut.part for cut in self.cuts])
-        made = make_optimizer(nn.ModuleList([shared, parts]), config)
+    def make_optimizers(self, shared: nn.Module, config: Config) -> tuple[optim.SGD, optim.SGD]:
+        """Return two: of the weights that all nodes have, and of this node's parts."""
+        ours = make_optimizer(shared, config)
         for parameter in shared.parameters():
             if parameter in self._optimizer.state:
-                made.state[parameter] = self._optimizer.state[parameter]
+                ours.state[parameter] = self._optimizer.state[parameter]
+        own = make_optimizer(nn.ParameterList([cut.part for cut in self.cuts]), config)
         for part, momentum in self._momentum.items():
-            made.state[part][_MOMENTUM] = momentum
-        return made
+            own.state[part][_MOMENTUM] = momentum
+        return ours, own
 
     def collect(self, exchange: Exchange, to: Sequence[int]) -> None:
         """Make the network whole again on some nodes; all must call this."""
