@@ -116,7 +116,7 @@ class ServerTeam(Team):
         for node in others:
             times = [s["now"] for s in self.submissions(node, since=struck - RATE_S)]
             pause = max(b - a for a, b in pairwise(t for t in times if t < end))
-            assert pause <= 2.0, (node, pause)
+            assert pause <= 1.0, (node, pause)
         return after / before
 
     def assert_as_good_as_undisturbed(self, epochs: int) -> None:

@@ -24,11 +24,14 @@ NETS = "tests.pipeline.nets"
 def _few_images() -> None:
     """Take some of the images that come with Convoy: less to train."""
     data = load_data(Config(data="fashion-mini"), untracked)
-    arrays = {}
-    for name, part, count in (("train", data.train, 4000), ("test", data.test, 500)):
-        arrays[f"x_{name}"] = part.images_NCHW[:count].squeeze(1).numpy()
-        arrays[f"y_{name}"] = part.labels[:count].numpy()
-    np.savez("few.npz", **arrays)
+    train, test = data.train.select(torch.arange(4000)), data.test.select(torch.arange(500))
+    np.savez(
+        "few.npz",
+        x_train=train.images_NCHW.squeeze(1).numpy(),
+        y_train=train.labels.numpy(),
+        x_test=test.images_NCHW.squeeze(1).numpy(),
+        y_test=test.labels.numpy(),
+    )
 
 
 def train(out: str, **options: Any) -> Run:
