@@ -215,8 +215,14 @@ def test_all_fits_into_a_narrow_terminal(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("plan", ("only pipelines and hybrid runs can be planned yet", "'auto'", "--strategy pipeline")),
-        ("plan --strategy lockstep", ("only pipelines and hybrid runs can be planned yet", "'lockstep'")),
+        (
+            "plan",
+            ("only pipelines and hybrid runs can be planned yet", "'auto'", "--strategy pipeline"),
+        ),
+        (
+            "plan --strategy lockstep",
+            ("only pipelines and hybrid runs can be planned yet", "'lockstep'"),
+        ),
         ("plan --strategy pipeline --cuts 2,9", ("cannot be cut", "'2, 9'", "1, 2, 3, 4")),
         ("plan --strategy pipeline --cuts 3,2", ("must rise", "1, 2, 3, 4")),
         ("plan --strategy pipeline --cuts 1.5", ("'cuts'", "whole numbers")),
