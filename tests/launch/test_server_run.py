@@ -105,7 +105,8 @@ def test_honest_work_behind_links_of_other_rates_is_not_taken_for_nonsense() -> 
 
 
 def test_samples_travel_once_to_the_nodes_that_were_given_them() -> None:
-    options = {"epochs": 2, "stream_data": True, "cache_dir": str(Path("cache").absolute())}
+    options: dict[str, Any] = {"epochs": 2, "idpa_batches": 2, "stream_data": True}
+    options |= {"cache_dir": str(Path("cache").absolute())}
     run = train(strategy="agwu", **options)
     # Numbers, labels and frames come on top of the pixels.
     assert SAMPLES * SAMPLE_BYTES < run.summary["sample_bytes"] < SAMPLES * (SAMPLE_BYTES + 40)
