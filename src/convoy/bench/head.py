@@ -315,7 +315,8 @@ def loss_bars(huge: Values) -> list[Bar]:
     name = "losses of all systems, relative difference"
     return [
         Bar(f"{name}: first step", apart[0], at_most=1e-5),
-        Bar(f"{name}: any step", max(apart), at_most=1e-2),
+        # Later steps repeat what rounding has made of the first.
+        Bar(f"{name}: any step", max(apart), at_most=5e-2),
     ]
 
 
