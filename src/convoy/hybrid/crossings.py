@@ -1,6 +1,7 @@
 """Exchanges as steps of a differentiable computation: each has its mirror in the backward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,38 +11,20 @@ from torch.nn import functional
 
 from convoy.hybrid.exchange import Exchange
 
+Crossing = Callable[[Tensor], Tensor]
 
-class _GatherSamples(Function):
+
+class _Crossing(Function):
+    """An exchange, and the one that takes gradients back."""
+
     @staticmethod
-    def forward(ctx: Any, own: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
-        ctx.exchange, ctx.counts = exchange, counts
-        return exchange.gather(own, counts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.exchange.give_back(gradient, ctx.counts), None, None
-
-
-class _ReturnSamples(Function):
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
-        ctx.exchange, ctx.counts = exchange, counts
-        return exchange.give_back(partial, counts)
+    def forward(ctx: Any, x: Tensor, there: Crossing, back: Crossing) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.exchange.gather(gradient, ctx.counts), None, None
-
-
-class _GatherNeurons(Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, exchange: Exchange, widths: Sequence[int]) -> Tensor:
-        ctx.exchange, ctx.widths = exchange, widths
-        return exchange.gather_columns(own, widths)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.exchange.give_back_columns(gradient, ctx.widths), None, None
+        return ctx.back(gradient), None, None
 
 
 class Late:
@@ -146,17 +129,20 @@ def late_linear(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, late
 
 def gather_samples(own: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
     """Return everyone's samples."""
-    return _applied(_GatherSamples, own, exchange, counts)
+    there = partial(exchange.gather, counts=counts)
+    return _applied(_Crossing, own, there, partial(exchange.give_back, counts=counts))
 
 
-def return_samples(partial: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
+def return_samples(sums: Tensor, exchange: Exchange, counts: Sequence[int]) -> Tensor:
     """Return the sum of everyone's partial sums of this node's own samples."""
-    return _applied(_ReturnSamples, partial, exchange, counts)
+    there = partial(exchange.give_back, counts=counts)
+    return _applied(_Crossing, sums, there, partial(exchange.gather, counts=counts))
 
 
 def gather_neurons(own: Tensor, exchange: Exchange, widths: Sequence[int]) -> Tensor:
     """Return everyone's neurons."""
-    return _applied(_GatherNeurons, own, exchange, widths)
+    there = partial(exchange.gather_columns, widths=widths)
+    return _applied(_Crossing, own, there, partial(exchange.give_back_columns, widths=widths))
 
 
 def split_losses(
