@@ -9,7 +9,8 @@ head that would take 615 MB (weights, gradients, momentum) takes 308 MB on each 
 and 154 MB on each of four.
 
 The script prints what every node's memory has grown by, and a loss that falls: it learns 64 random
-images, each of another class, by heart. On two cores it takes about half a minute.
+images, each of another class, by heart. On two cores it takes ten
+seconds, and each of two nodes grows by 457 MB: its part of the head, activations, messages.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """What is butterfly mixing worth? One exchange per step against the sum of all gradients.
 
 Both are hybrid runs on four nodes. Accuracy: LeNet-5 on Fashion-MNIST, several seeds. Speed:
-AlexNet on images of CIFAR's shape, over loopback and behind links of 200 Mbit/s, where mixing
-sends two thirds of what the sum of all gradients does.
+AlexNet on images of CIFAR's shape, over loopback and behind links of 200 Mbit/s, where, by
+the formulas, mixing sends two thirds of what the sum of all gradients does.
 """
 
 import statistics
