@@ -62,6 +62,12 @@ class NotEnoughNodes(ConvoyError):  # noqa: N818 - it is an outcome, not a fault
     exit_code = 4
 
 
+class Diverged(ConvoyError):  # noqa: N818 - it is an outcome, not a fault
+    """Training has diverged: the loss is no number any more."""
+
+    exit_code = 5
+
+
 class Interrupted(ConvoyError):  # noqa: N818 - it is an outcome, not a fault
     """The user asked to stop; everything is saved (exit code 130)."""
 

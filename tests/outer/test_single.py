@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convoy.config import Config
-from convoy.errors import ConvoyError
+from convoy.errors import Diverged
 from convoy.monitor.events import EvaluationEvent, StepEvent
 from convoy.randomness import epoch_order
 from convoy.run import Run
@@ -111,9 +111,9 @@ def test_stop_after_leaves_and_says_how_to_go_on() -> None:
 
 
 def test_a_diverging_run_fails_with_advice_and_keeps_its_record() -> None:
-    with pytest.raises(ConvoyError, match=r"diverged.*smaller --lr") as caught:
+    with pytest.raises(Diverged, match=r"diverged.*smaller --lr") as caught:
         train(small_network(), lr=1e200, out="diverged", warmup_epochs=0.0)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 5
     assert '"state": "failed"' in Path("diverged/summary.json").read_text()
 
 

@@ -48,6 +48,14 @@ def test_the_network_is_left_as_it_was_and_no_graph_stays_alive() -> None:
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
+def test_blocks_that_are_alike_cost_the_same() -> None:
+    model = build_model("resnet20", (3, 32, 32), 10, seed=0)
+    costs = measure_blocks(model, (3, 32, 32), 4, _FP32, budget_s=0.0)
+    likes = [s for b, s in zip(costs.blocks, costs.seconds, strict=True) if "group1" in b.name]
+    assert len(likes) == 3
+    assert len(set(likes)) == 1
+
+
 def test_units_start_with_weights() -> None:
     model = build_model("alexnet", (3, 32, 32), 10, seed=0)
     names = [name for name, _ in walk_units(model)]

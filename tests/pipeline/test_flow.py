@@ -125,7 +125,7 @@ def _cargo(first: int = 0, count: int = _STEPS) -> Cargo:
 
 @dataclass(eq=False)
 class Run:
-    """What a segment gave, stage by stage."""
+    """What a segment gave, stage by stage; `sent_at`: updates that it had had at each sending."""
 
     counts: list[int]
     times: list[Times]
@@ -134,6 +134,7 @@ class Run:
     waiting: list[list[float]]
     noted_by: set[int]
     most_held: list[int]
+    sent_at: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 def _run_flow(
@@ -168,13 +169,21 @@ def _run_flow(
 
         def wish() -> bool:
             run.most_held[rank] = max(run.most_held[rank], stage.held)
+            run.sent_at[rank].append(stage.version)  # later stages ask when they send back
             return (wishes or {}).get(rank, lambda: False)()
 
         lead = lead_of(recipe.order, size, rank)
         part = _parts(net, size)[rank]
         try:
             stage = Stage(
-                part, lead, recipe, Config(lr=0.1), _FP64, momentum or {}, is_first=rank == 0
+                part,
+                lead,
+                recipe,
+                Config(lr=0.1),
+                _FP64,
+                momentum or {},
+                is_first=rank == 0,
+                postpones=rank == size - 1,
             )
             ways = Neighbours(
                 from_left=channel(rank, rank - 1, 1 + 2 * size),
@@ -376,3 +385,19 @@ def test_batches_lie_where_the_epoch_has_them() -> None:
     assert [cargo.span(number) for number in range(2)] == [(32, 40), (40, 44)]
     assert [cargo.size(number) for number in range(2)] == [8, 4]
     assert [len(batch) for batch in cargo.images()] == [8, 4]
+
+
+def test_gradients_are_sent_before_the_weights_move() -> None:
+    cargo = _cargo()
+    run = _run_flow(_make_net(), 4, Recipe("1f1b", backward="stashed"), cargo)
+    assert all(run.sent_at[rank] == list(range(cargo.count)) for rank in (1, 2, 3))
+
+
+def test_the_part_of_waiting_is_that_of_the_full_pipeline() -> None:
+    assert Times().waiting_part == 0.0
+    assert Times(busy={0: 1.0}, done={0: 5.0}).waiting_part == 0.0
+    busy = dict.fromkeys(range(6), 0.75)
+    done = {0: 50.0, 1: 60.0, 2: 61.0, 3: 62.0, 4: 63.0, 5: 64.0}
+    assert Times(busy=busy, done=done).waiting_part == pytest.approx(0.25)
+    done = {number: 0.75 * number for number in range(6)}
+    assert Times(busy=busy, done=done).waiting_part == 0.0

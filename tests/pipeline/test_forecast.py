@@ -1,5 +1,7 @@
 """Forecasts: what can be computed by hand for small pipelines."""
 
+from dataclasses import replace
+
 import pytest
 
 from convoy.pipeline.forecast import Situation, compare_orders, make_forecast, make_workers
@@ -85,12 +87,23 @@ def test_messages_pass_the_links_of_both_ends() -> None:
 def test_a_slow_link_asks_for_the_longer_lead() -> None:
     slow = _situation(links=(0.002, 0.002))  # four seconds for a message
     forecast = make_forecast(slow, (0, 3, 6), stale=0.5)
-    assert forecast.batch_s == pytest.approx(13.0)
+    # Without postponing it would be 13: 9 and a message each way for every second batch.
+    first_sent = 9.0 + 4.0 - 0.4 * 6 * 1.05 / 2 + 0.05 * 6 / 2
+    assert forecast.batch_s == pytest.approx(first_sent)
+    rounded = make_forecast(replace(slow, precision="bf16"), (0, 3, 6), stale=0.5)
+    assert rounded.batch_s == pytest.approx(13.0)
     better = forecast.faster_order("1f1b")
     assert better is not None
     assert better.order == "stale"
     assert better.batch_s == pytest.approx(9.0)
     assert forecast.faster_order("stale") is None
+
+
+def test_a_plan_postpones_where_a_run_would() -> None:
+    quick = _situation(links=(0.02, 0.02))  # 0.4 seconds for a message: stages wait for 4 %
+    assert make_forecast(quick, (0, 3, 6), stale=0.5).batch_s == pytest.approx(9.4)
+    slower = _situation(links=(0.01, 0.01))  # 0.8: for 8 %
+    assert make_forecast(slower, (0, 3, 6), stale=0.5).batch_s < 9.4
 
 
 def test_orders_are_compared_the_fastest_first() -> None:

@@ -38,6 +38,8 @@ def _make_stages(
     recipe: Recipe,
     config: Config,
     momentum: dict[nn.Parameter, Tensor] | None = None,
+    *,
+    postpones: bool = True,
 ) -> list[Stage]:
     return [
         Stage(
@@ -48,6 +50,7 @@ def _make_stages(
             _FP64,
             momentum or {},
             is_first=number == 0,
+            postpones=postpones,
         )
         for number, part in enumerate(parts)
     ]
@@ -118,10 +121,13 @@ class Line:
     def _backward(self, number: int, batch: int, given: Tensor, first: int) -> Tensor | None:
         stage = self.stages[number]
         self.updated[number].append(stage.version)
-        if number == len(self.stages) - 1:
-            return self._end(batch, given)
         update = first + batch
-        return stage.backward(batch, given, _rate(update), update / _STEPS)
+        if number == len(self.stages) - 1:
+            dx = self._end(batch, given)
+        else:
+            dx = stage.backward(batch, given, update / _STEPS)
+        stage.update(_rate(update))
+        return dx
 
 
 # ---------------------------------------------------------------- the paper's vector
@@ -164,7 +170,7 @@ def test_vector_a1(
     def end(batch: int, y: Tensor) -> Tensor | None:
         off = y - targets[batch]
         losses[batch] = float(off**2 / 2)
-        return stages[-1].backward(batch, off, 0.1, 0.0)
+        return stages[-1].backward(batch, off, 0.0)
 
     images = [torch.tensor([x], dtype=torch.float64) for x in (1.0, 2.0, -1.0, 0.5)]
     Line(stages, end, right_first=right_first).run(images)
@@ -205,15 +211,16 @@ def _run(
     segments: Sequence[Sequence[Batch]],
     *,
     right_first: bool = False,
+    postpones: bool = True,
 ) -> tuple[Line, list[float]]:
     """Train in a line of stages; return it, and the losses of all batches."""
-    stages = _make_stages(parts, recipe, config)
+    stages = _make_stages(parts, recipe, config, postpones=postpones)
     losses: list[float] = []
     first = 0
 
     def end(batch: int, y: Tensor) -> Tensor | None:
         update, labels = first + batch, segment[batch].labels
-        sums, dx = stages[-1].finish(batch, labels, len(labels), _rate(update), update / _STEPS)
+        sums, dx = stages[-1].finish(batch, labels, len(labels), update / _STEPS)
         assert sums.logits is not None
         assert torch.equal(sums.logits, y)
         assert sums.count == len(labels)
@@ -384,7 +391,8 @@ def _drive(
         if job.kind == "forward":
             stage.forward(job.batch, xs[job.batch], None)
             continue
-        dx = stage.backward(job.batch, gradients[job.batch], 0.1, 0.0)
+        dx = stage.backward(job.batch, gradients[job.batch], 0.0)
+        stage.update(0.1)
         assert dx is not None
         passes.append((dx, {name: _gradient(p).clone() for name, p in net.named_parameters()}))
         versions.append({name: p.detach().clone() for name, p in net.named_parameters()})
@@ -462,11 +470,36 @@ def test_the_loss_is_smoothed_by_what_the_config_says() -> None:
     stage = Stage([net], 0, Recipe(), Config(label_smoothing=0.3), _FP64, {}, is_first=True)
     stage.fill(0.1, 0.0)
     stage.forward(0, x, None)
-    sums, dx = stage.finish(0, labels, 5, 0.1, 0.0)
+    sums, dx = stage.finish(0, labels, 5, 0.0)
     assert dx is None  # nobody wants the gradient of images
     assert float(sums.loss) == pytest.approx(float(expected.detach()), rel=1e-12)
     for parameter, gradient in zip(net.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("postpones", [True, False])
+def test_weights_get_their_gradients_at_the_update_where_they_can_wait(postpones: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).double()
+    stage = Stage([net], 0, Recipe(), Config(), _FP64, {}, is_first=False, postpones=postpones)
+    before = [p.detach().clone() for p in net.parameters()]
+    stage.fill(0.1, 0.0)
+    y = stage.forward(0, torch.randn(2, 3, 8, 8).double(), None)
+    assert stage.backward(0, torch.ones_like(y), 0.0) is not None
+    assert all((p.grad is None) == postpones for p in net.parameters())
+    stage.update(0.1)
+    assert all(p.grad is not None for p in net.parameters())
+    moved = [not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)]
+    assert all(moved)
+
+
+def test_a_first_stage_has_nobody_to_hurry_for() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3)).double()
+    stage = Stage([net], 0, Recipe(), Config(), _FP64, {}, is_first=True, postpones=True)
+    stage.fill(0.1, 0.0)
+    y = stage.forward(0, torch.randn(2, 3, 8, 8).double(), None)
+    assert stage.backward(0, torch.ones_like(y), 0.0) is None
+    assert net[0].weight.grad is not None
 
 
 # ---------------------------------------------------------------- networks of users
@@ -506,15 +539,17 @@ def _frozen_middle() -> nn.Sequential:
     return net
 
 
+@pytest.mark.parametrize("first", [1, 4], ids=["shared later", "shared first"])
 @pytest.mark.parametrize("make", [_twice, _tied, _frozen_first, _frozen_middle])
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_shared_and_frozen_weights_are_read_and_moved_as_in_plain_training(
-    make: Callable[[], nn.Sequential], recipe: Recipe
+    make: Callable[[], nn.Sequential], recipe: Recipe, first: int
 ) -> None:
     """A layer that is used twice, one tied to another, a stage without anything to train."""
     config, batches = Config(lr=0.1), _batches(6)
     one, two, plain = make(), make(), make()
-    parts = [[list(net)[:4], list(net)[4:5], list(net)[5:]] for net in (one, two)]
+    last = 5 if first == 4 else 4
+    parts = [[list(net)[:first], list(net)[first:last], list(net)[last:]] for net in (one, two)]
     _, seen = _run_virtual(one, parts[0], recipe, config, [batches])
     line, losses = _run(parts[1], recipe, config, [batches])
     assert losses == seen

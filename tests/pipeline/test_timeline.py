@@ -163,6 +163,26 @@ def test_a_longer_lead_hides_transfers(stages: int) -> None:
     assert simulate_steady(pace, "stale").period_s == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("stages", [2, 3, 5])
+@pytest.mark.parametrize(("transfer", "period"), [(0.4, 3.0), (0.5, 3.0), (0.8, 3.3)])
+def test_gradients_that_are_sent_first_hide_transfers(
+    stages: int, transfer: float, period: float
+) -> None:
+    """Transfers are hidden that take up to half of what is postponed, here a second in all."""
+    pace = Pace((1.0,) * stages, (2.0,) * stages, (transfer,) * (stages - 1), postponed=0.5)
+    found = simulate_steady(pace, "1f1b").period_s
+    slowed = 2 * (transfer - 0.5) * (stages - 1) / stages  # what is not hidden
+    assert found == pytest.approx(3.0 + max(0.0, slowed))
+    assert stages != 2 or found == pytest.approx(period)
+
+
+def test_stages_in_turn_overlap_what_is_postponed() -> None:
+    """Stage 0 computes backward while stage 1 still computes what its weights get."""
+    pace = Pace((1.0, 1.0), (2.0, 2.0), postponed=0.5)
+    assert simulate_steady(pace, "plain").period_s == pytest.approx(5.0)
+    assert simulate_steady(pace, "gpipe").period_s == pytest.approx(6.0)  # PyTorch's does not
+
+
 @settings(max_examples=30)
 @given(paces(), st.sampled_from(["stale", "1f1b"]))
 def test_the_steady_state_is_that_of_the_long_run(pace: Pace, order: str) -> None:

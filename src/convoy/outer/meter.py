@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from convoy.errors import ConvoyError
+from convoy.errors import Diverged
 from convoy.inner.executor import SUMS_KEPT, Sums, count_correct
 from convoy.monitor.events import StepEvent
 from convoy.outer.job import Job
@@ -83,7 +83,7 @@ class Meter:
         progress = self._progress
         loss = progress.loss / progress.count
         if not math.isfinite(loss):
-            raise ConvoyError(
+            raise Diverged(
                 f"the loss is {loss} at step {progress.updates}: training has diverged",
                 hint="Try a smaller --lr, or a longer --warmup-epochs.",
             )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from convoy.collectives.hosts import digest_row, host_key
 from convoy.outer.membership import Formation, Group
 from convoy.pipeline.flow import Neighbours
 from convoy.pipeline.forms import Form
@@ -70,15 +71,20 @@ class Between:
         if self._is_nccl:
             return
         counts = {side: leads[cut] + 2 for side, cut in cuts.items()}
-        sent = []
+        own, sent = digest_row(host_key()), []
         for side, form in self._cut.items():
             self._made[side] = make_slots(counts[side], form.numel(self._batch), form.dtype)
             names = self._made[side].names(counts[side])
+            sent.append(self._group.start_send(own, rank + side))
             sent.append(self._group.start_send(names, rank + side))
         for side, form in self._cut.items():
-            names = Slots(()).names(counts[side])
+            theirs, names = torch.zeros_like(own), Slots(()).names(counts[side])
+            self._group.receive(theirs, rank + side)
             self._group.receive(names, rank + side)
-            self._seen[side] = open_slots(names, form.numel(self._batch), form.dtype)
+            if torch.equal(theirs, own):
+                self._seen[side] = open_slots(names, form.numel(self._batch), form.dtype)
+            else:  # who plays another machine, behind a link of its own, is one
+                self._seen[side] = Slots(())
         for work in sent:
             self._group.wait(work)
         self._keep_what_is_seen()

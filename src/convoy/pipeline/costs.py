@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from convoy.inner.activations import count_kept
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.borrow import borrow
 from convoy.models.blocks import count_weight_layers, walk_units
 from convoy.models.dropout import drop_by
 from convoy.pipeline.partition import Block
@@ -33,48 +35,45 @@ def measure_blocks(
 ) -> Costs:
     """Run each block forward and backward on a blank batch; the network is left as it was."""
     names, blocks = zip(*walk_units(model), strict=True)
-    statistics = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    was_training = model.training
-    model.train()
     images = torch.zeros(batch, *shape_chw, device=arithmetic.device, dtype=arithmetic.dtype)
     images = images.to(memory_format=arithmetic.memory_format)
     keys = torch.zeros(batch, dtype=torch.int64, device=arithmetic.device)
-    try:
-        with drop_by(keys):
-            described = _describe(names, blocks, images, arithmetic)
-            seconds = _time(blocks, images, arithmetic, budget_s)
-    finally:
-        for parameter in model.parameters():
-            parameter.grad = None
-        for buffer, former in statistics:
-            buffer.copy_(former)
-        model.train(was_training)
+    with borrow(model), drop_by(keys):
+        described = _describe(names, blocks, images, arithmetic)
+        seconds = evened(described, _time(blocks, images, arithmetic, budget_s))
     return Costs(described, seconds)
+
+
+def evened(blocks: Sequence[Block], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return the times with the same for all blocks that are alike: the middle one of theirs.
+
+    Deep networks repeat their blocks. There is time to run each a few times only, and one that
+    seems to be slower than its likes would move a cut.
+
+    >>> stem, block = Block("stem", 1, 8, 8, 4), Block("block", 2, 8, 16, 8)
+    >>> evened([stem, block, block, block], [1.0, 2.0, 2.2, 9.0])
+    (1.0, 2.2, 2.2, 2.2)
+    """
+    likes: dict[tuple[int, ...], list[float]] = {}
+    kinds = [(b.layers, b.out_bytes, b.kept_bytes, b.weight_bytes) for b in blocks]
+    for kind, found in zip(kinds, seconds, strict=True):
+        likes.setdefault(kind, []).append(found)
+    return tuple(statistics.median(likes[kind]) for kind in kinds)
 
 
 def _describe(
     names: Sequence[str], blocks: Sequence[nn.Module], images: Tensor, arithmetic: Arithmetic
 ) -> tuple[Block, ...]:
     """Run the network once, and note what each block sends on and keeps."""
-    ours = {p.untyped_storage().data_ptr() for block in blocks for p in block.parameters()}
-    kept: dict[int, Tensor] = {}  # held, so that no other tensor comes to lie there
     found, x = [], images
-    for name, block in zip(names, blocks, strict=True):
-        before = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-        def note(tensor: Tensor) -> Tensor:
-            where = tensor.untyped_storage().data_ptr()
-            tensor = tensor.detach()  # with its graph it would keep the graph alive, for ever
-            if where not in ours:
-                kept.setdefault(where, tensor)
-            return tensor
-
-        noted = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-        with noted, arithmetic.autocast():
-            x = block(x.detach().requires_grad_(x.is_floating_point()))
-        after = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-        weights = sum(p.nbytes for p in block.parameters())
-        found.append(Block(name, count_weight_layers(block), x.nbytes, after - before, weights))
+    with count_kept(p for block in blocks for p in block.parameters()) as kept:
+        for name, block in zip(names, blocks, strict=True):
+            before = kept.num_bytes
+            with arithmetic.autocast():
+                x = block(x.detach().requires_grad_(x.is_floating_point()))
+            weights = sum(p.nbytes for p in block.parameters())
+            layers = count_weight_layers(block)
+            found.append(Block(name, layers, x.nbytes, kept.num_bytes - before, weights))
     return tuple(found)
 
 

@@ -6,8 +6,9 @@
                B  <----- B(m - lead) <--- ... <----- B(m)
 
 While a stage computes, its messages travel: the next input is expected before it is needed, and
-an output is sent without waiting. A forward message says whether it is the last of the segment,
-a backward message whether some stage wishes that no further batch is let in.
+an output is sent without waiting, a gradient before the stage's own weights get theirs. A forward
+message says whether it is the last of the segment, a backward message whether some stage wishes
+that no further batch is let in.
 """
 
 import statistics
@@ -84,11 +85,13 @@ class Times:
 
     Attributes:
         busy: seconds of each batch's two passes.
+        done: when each batch's backward pass had ended.
         waiting: seconds spent without anything to do.
         spans: of the last jobs: is it a backward pass, the batch, start and end.
     """
 
     busy: dict[int, float] = field(default_factory=dict)
+    done: dict[int, float] = field(default_factory=dict)
     waiting: float = 0.0
     spans: deque[tuple[int, int, float, float]] = field(
         default_factory=lambda: deque(maxlen=_SPANS_KEPT)
@@ -99,6 +102,15 @@ class Times:
         """Return what a batch usually takes; the first ones find cold caches and new memory."""
         found = list(self.busy.values())
         return statistics.median(found[len(found) // 2 :]) if found else 0.0
+
+    @property
+    def waiting_part(self) -> float:
+        """Return the part of its time that the stage waited, once the pipeline was full."""
+        first, *others = list(self.done)[len(self.done) // 2 :] or [0]
+        if not others:
+            return 0.0
+        span = self.done[others[-1]] - self.done[first]
+        return max(0.0, 1 - sum(self.busy[number] for number in others) / span)
 
 
 class Flow:
@@ -195,23 +207,30 @@ class Flow:
     def _backward(self, number: int) -> None:
         cargo, ways, stage = self._cargo, self._ways, self._stage
         update = cargo.update + number
-        rate, epochs_done = cargo.rate(update), update / cargo.steps
+        epochs_done = update / cargo.steps
         if ways.from_right is not None:
             gradient, told = self._wait(ways.from_right, cargo.size(number))
             self._wish |= told[0] > 0
             if number + 1 < self._entered:
                 ways.from_right.expect(cargo.size(number + 1))
             with _Clock(self, number, is_backward=True):
-                found = stage.backward(number, gradient, rate, epochs_done)
-        else:
-            labels, _ = cargo.epoch.marks(*cargo.span(number))
-            with _Clock(self, number, is_backward=True):
-                sums, found = stage.finish(number, labels, len(labels), rate, epochs_done)
-            self._tell()
-            self._note(sums, self._told[0::2], self._told[1::2])
-        if ways.to_left is not None and found is not None:
+                self._send_back(stage.backward(number, gradient, epochs_done))
+                stage.update(cargo.rate(update))
+            return
+        labels, _ = cargo.epoch.marks(*cargo.span(number))
+        with _Clock(self, number, is_backward=True):
+            sums, found = stage.finish(number, labels, len(labels), epochs_done)
+            self._send_back(found)
+            stage.update(cargo.rate(update))
+        self._tell()
+        self._note(sums, self._told[0::2], self._told[1::2])
+
+    def _send_back(self, gradient: Tensor | None) -> None:
+        """Send what the stage before waits for, before the work that nobody waits for."""
+        if self._ways.to_left is not None and gradient is not None:
             wish = float(self._wish or self._wishes())
-            ways.to_left.send(found, [wish], stage.lead + 2)
+            # As many as can be on their way in any order: it never waits here.
+            self._ways.to_left.send(gradient, [wish], self._stage.lead + 3)
 
     def _wait(self, way: Channel, samples: int) -> tuple[Tensor, list[float]]:
         started = time.perf_counter()
@@ -225,6 +244,8 @@ class Flow:
         """Note that a job was done from one moment to another."""
         self._untold[0] += end - start
         self.times.busy[number] = self.times.busy.get(number, 0.0) + end - start
+        if is_backward:
+            self.times.done[number] = end
         span = (int(is_backward), number, start - self._started, end - self._started)
         self.times.spans.append(span)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from convoy.inner.executor import Sums
 from convoy.inner.memory import free_memory
 from convoy.inner.optimizer import hold_momentum
-from convoy.monitor.events import NodesEvent
+from convoy.monitor.events import NodesEvent, NoteEvent
 from convoy.outer.groupwork import GroupWork, LeadLink, StandAside
 from convoy.outer.job import Job
 from convoy.outer.membership import Group, GroupLostError
@@ -33,6 +33,7 @@ from convoy.pipeline.gather import gather
 from convoy.pipeline.layout import choose_bounds, lay_out, most_stages
 from convoy.pipeline.partition import Bounds, Worker, rescaled, slowest_stage
 from convoy.pipeline.recipe import parse_recipe
+from convoy.pipeline.schedule import can_postpone, should_postpone
 from convoy.pipeline.segments import parse_switch, segment_steps
 from convoy.pipeline.stage import Stage
 
@@ -41,6 +42,7 @@ _TRIALS = 3  # short segments at the start of a group: the cut is judged by what
 _TRIAL_BATCHES = 10
 _WORTH_IT = 0.96  # what a new cut must promise, as a part of what a batch takes now
 _CYCLE_EVERY_S = 30.0
+_POSTPONING = "gradients are sent before those of a stage's own weights are computed"
 _REGROUP, _STOP, _BATCHES, _PROGRESS = range(4)  # places in the numbers at a segment's end
 _COUNTERS = ("step", "updates", "samples", "loss", "correct", "count", "train_seconds", "seconds")
 _WHOLE = ("step", "updates", "samples", "correct", "count")
@@ -67,6 +69,9 @@ class Pipeline(GroupWork):
         self._forms = forms_of(job.model, shape, arithmetic)
         self._costs = measure_blocks(job.model, shape, config.batch, arithmetic, _PROBE_S)
         self._cycle_told_at = 0.0
+        self._can_postpone = can_postpone(arithmetic.precision)
+        # For which cut, and how far ahead, stages were seen to wait for each other.
+        self._postponing: tuple[Bounds, list[int]] | None = None
 
     # ---------------------------------------------------------------- groups
 
@@ -88,6 +93,7 @@ class Pipeline(GroupWork):
             for memory, speed, *seconds in self._shared(rows).tolist()
         ]
         self._trials = _TRIALS if size > 1 and not job.config.cuts else 0
+        self._postponing = None
         self._tally = Tally(size)
         if size <= most_stages(job.model):
             self._cut(choose_bounds(job.config, self._costs, self._workers))
@@ -150,13 +156,14 @@ class Pipeline(GroupWork):
         job, formation = self._job, self.formation
         self._kept = pack(job.snapshot())
         cargo, leads = self._cargo(), self._leads()
-        stage = self._make_stage(leads[formation.rank])
+        stage = self._make_stage(leads)
         self._meter = Meter(job)
         place = (formation.rank, formation.size)
         flow = Flow(stage, place, self._between.channels(), cargo, self._wishes, self._note)
         batches = flow.run()
         totals = self._close(flow, batches)
         self._account_for(cargo, batches)
+        self._look_at_waits(totals[-formation.size :], leads, batches)
         self._recut(totals, batches)
         return totals[_REGROUP] > 0, totals[_STOP] > 0
 
@@ -187,16 +194,17 @@ class Pipeline(GroupWork):
             return self._layout.leads(self._recipe)
         return [0] * self._layout.size
 
-    def _make_stage(self, lead: int) -> Stage:
+    def _make_stage(self, leads: list[int]) -> Stage:
         executor, rank = self._job.executor, self.formation.rank
         return Stage(
             self._layout.blocks_of(rank),
-            lead,
+            leads[rank],
             self._recipe,
             self._job.config,
             executor.arithmetic,
             self._momentum(),
             is_first=rank == 0,
+            postpones=self._postponing == (self._layout.bounds, leads),
         )
 
     def _momentum(self) -> dict[nn.Parameter, Tensor]:
@@ -233,10 +241,11 @@ class Pipeline(GroupWork):
         rank, size, progress = self.formation.rank, self.formation.size, self._job.progress
         gather(self._tensors_of_stages(), rank, self._shared)
         head = _PROGRESS + len(_COUNTERS)
-        numbers = torch.zeros(head + size, dtype=torch.float64)
+        numbers = torch.zeros(head + 2 * size, dtype=torch.float64)
         numbers[_REGROUP] = float(self._lead.wants_regroup or self._lead.leaving)
         numbers[_STOP] = float(self._lead.wants_stop)
         numbers[head + rank] = flow.times.per_batch
+        numbers[head + size + rank] = flow.times.waiting_part
         if self._is_scribe:
             numbers[_BATCHES] = batches
             counted = [float(getattr(progress, name)) for name in _COUNTERS]
@@ -267,9 +276,21 @@ class Pipeline(GroupWork):
         for number in range(batches):
             self._account.note(cargo.update + number, formation.quorum, [teller])
 
+    def _look_at_waits(self, waiting: list[float], leads: list[int], batches: int) -> None:
+        """Let gradients be sent first from now on, where stages wait for each other."""
+        found = (self._layout.bounds, leads)
+        if batches < _TRIAL_BATCHES or self.formation.size == 1:
+            return
+        if self._can_postpone and self._postponing != found and should_postpone(waiting):
+            self._postponing = found
+            if self._is_scribe:
+                text = f"all stages wait, {min(waiting):.0%} of the time and more: {_POSTPONING}"
+                self._job.events.emit(NoteEvent(text=text))
+
     def _recut(self, totals: list[float], batches: int) -> None:
         """Cut the network anew where a segment has shown that this would be faster."""
-        busy = totals[_PROGRESS + len(_COUNTERS) :]
+        head = _PROGRESS + len(_COUNTERS)
+        busy = totals[head : head + self.formation.size]
         if self._trials:
             self._trials -= 1
         if self._job.config.cuts or self.formation.size == 1 or batches < _TRIAL_BATCHES:

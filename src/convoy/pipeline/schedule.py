@@ -13,12 +13,13 @@ of jobs alone, never on time. The paper's schedule has a lead of 2 * after (its 
 staleness); that of PipeDream, 1F1B, has a lead of `after`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["forward", "backward"]
 LEADS = {"stale": 2, "1f1b": 1}  # for each stage after
+_WORTH_POSTPONING = 0.06  # of the time: a little more than postponing costs
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,6 +60,30 @@ def version_read(lead: int, job: Job) -> int:
 def held_at_most(lead: int) -> int:
     """Return how many batches' activations a stage holds at the same time, at most."""
     return lead + 1
+
+
+def can_postpone(precision: str) -> bool:
+    """Tell whether a stage can send gradients before it computes those of its weights.
+
+    >>> can_postpone("fp32"), can_postpone("bf16")
+    (True, False)
+    """
+    return precision != "bf16"  # autocast's rounded weights pass their gradients on at once
+
+
+def should_postpone(waiting: Sequence[float]) -> bool:
+    """Tell whether stages should send gradients before they compute those of their weights.
+
+    Where even the busiest stage waits for a good part of its time, it is not for want of speed:
+    messages take long, or now this stage is late, now that. A gradient that comes earlier helps.
+
+    Args:
+        waiting: the part of its time that each stage waits.
+
+    >>> should_postpone([0.2, 0.01]), should_postpone([0.2, 0.1])
+    (False, True)
+    """
+    return min(waiting) > _WORTH_POSTPONING
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ What a stage sends is copied once, to a row that the neighbour sees; only a shor
 There are `lead + 2` rows, used in turn. A row is free again by the time it is written:
 
     activations  before forward f a stage has done backward f - 1 - lead, for which its neighbour
-                 had done its own: batches up to there are read no more
+                 had begun its own: batches before that one are read no more
     gradients    before backward g a stage has got forward g, which its neighbour sent after
                  backward g - 1 - lead: gradients up to there are read no more
 """

@@ -3,14 +3,16 @@
 A stage knows nothing of the other stages. It is given a batch's activations and later the
 gradient of what it made of them, in the order of its schedule:
 
-    forward(batch, x) -> y          with the weights that the recipe says
-    backward(batch, dy, rate) -> dx and the weights move
+    forward(batch, x) -> y      with the weights that the recipe says
+    backward(batch, dy) -> dx   which the stage before waits for
+    update(rate)                what nobody waits for, and the weights move
 
-Between the two a batch is on its way; what it needs for its backward pass is kept.
+Between the first two a batch is on its way; what it needs for its backward pass is kept.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from convoy.config import Config
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.executor import Sums
 from convoy.models.dropout import drop_by
+from convoy.pipeline.postponed import Postponed
 from convoy.pipeline.recipe import Recipe
 from convoy.pipeline.sgd import StageSGD
 
@@ -51,6 +54,7 @@ class Stage:
         arithmetic: how to compute.
         momentum: each weight's, which is moved in place; missing ones start from zero.
         is_first: what comes in are images, for which nobody wants a gradient.
+        postpones: the gradient of what comes in is computed before those of the weights.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Stage:
         arithmetic: Arithmetic,
         momentum: Mapping[nn.Parameter, Tensor],
         is_first: bool,
+        postpones: bool = False,
     ) -> None:
         self.lead = lead
         self.version = 0
@@ -78,6 +83,9 @@ class Stage:
             if parameter in momentum:
                 self.optimizer.state[parameter]["momentum_buffer"] = momentum[parameter]
         self._on_the_way: dict[int, Passage] = {}
+        self._copies: tuple[Tensor, ...] | None = None  # whose gradients the next update takes
+        # Nobody waits for what a first stage's backward pass leads to.
+        self._postponed = Postponed() if postpones and not is_first else None
         self._forwards = 0
         self._last_rate = 0.0
 
@@ -100,7 +108,7 @@ class Stage:
         """Return what the blocks make of a batch's activations."""
         assert batch not in self._on_the_way, batch
         x = x.detach().requires_grad_(not self._is_first)
-        with drop_by(keys), self._arithmetic.autocast():
+        with self._watch(), drop_by(keys), self._arithmetic.autocast():
             y, copies = self._pass(x)
         self._on_the_way[batch] = Passage(x, y, self.version, copies)
         self._forwards += 1
@@ -134,20 +142,16 @@ class Stage:
 
     # ---------------------------------------------------------------- backward
 
-    def backward(
-        self, batch: int, gradient: Tensor, rate: float, epochs_done: float
-    ) -> Tensor | None:
-        """Move the weights by a batch's gradient; return that of its input, if it is wanted."""
+    def backward(self, batch: int, gradient: Tensor, epochs_done: float) -> Tensor | None:
+        """Return the gradient of a batch's input, if it is wanted; an update must follow."""
         passage = self._on_the_way.pop(batch)
         self.optimizer.begin_update(epochs_done)
-        found = self._differentiate(passage, gradient)
-        self._update(rate)
-        return found
+        return self._differentiate(passage, gradient)
 
     def finish(
-        self, batch: int, labels: Tensor, divisor: float, rate: float, epochs_done: float
+        self, batch: int, labels: Tensor, divisor: float, epochs_done: float
     ) -> tuple[Sums, Tensor | None]:
-        """Do the last stage's part after its forward pass: loss, backward pass and update."""
+        """Do the last stage's part after its forward pass: the loss and the backward pass."""
         passage = self._on_the_way.pop(batch)
         logits = passage.y
         with self._arithmetic.autocast():
@@ -156,31 +160,39 @@ class Stage:
             )
         scale = torch.full_like(loss, 1 / divisor)
         self.optimizer.begin_update(epochs_done)
-        found = self._differentiate(Passage(passage.x, loss, passage.version, None), scale)
-        self._update(rate)
+        found = self._differentiate(replace(passage, y=loss), scale)
         return Sums(loss.detach(), logits.detach(), labels), found
 
+    def update(self, rate: float) -> None:
+        """Move the weights by the gradient of the batch whose backward pass was last."""
+        if self._postponed is not None:
+            self._postponed.compute()
+        for parameter, copied in zip(self._parameters, self._copies or (), strict=False):
+            parameter.grad = copied.grad
+        self._copies = None
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self._last_rate = rate
+        self.version += 1
+
     def _differentiate(self, passage: Passage, gradient: Tensor) -> Tensor | None:
-        """Leave the gradients in the weights; return that of the input."""
+        """Return the gradient of the input; leave those of the weights, or what they need."""
+        assert not self._postponed, "the last batch's update is missing"
         self.optimizer.zero_grad(set_to_none=True)
+        self._copies = passage.copies
         recalls = self._recipe.backward == "predicted" and self.lead
         present = [place.clone() for place in self._places] if recalls else []
         if recalls:
             self._put(self.optimizer.recalled(0))
         if passage.y.requires_grad:  # not where a first stage has only frozen weights
             passage.y.backward(gradient)
-        for parameter, copied in zip(self._parameters, passage.copies or (), strict=False):
-            parameter.grad = copied.grad
         if recalls:
             self._put(present)
         return passage.x.grad
 
-    def _update(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self._last_rate = rate
-        self.version += 1
+    def _watch(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._postponed is None else self._postponed.watch()
 
 
 def _trained(net: nn.Module) -> tuple[list[list[str]], list[nn.Parameter]]:

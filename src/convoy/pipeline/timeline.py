@@ -1,7 +1,8 @@
 """A pipeline in time, before it runs: which stage does what when, and what it waits for.
 
 Each stage does its jobs in a fixed order; a job starts when its stage is free and its input (the
-activations of the stage before, the gradient of the stage after) has arrived.
+activations of the stage before, the gradient of the stage after) has arrived. A gradient can be
+sent before its job is done: what is postponed (postponed.py) comes after it.
 
 order       a stage's jobs                                              weights are
 stale       forwards two for each later stage ahead, without end        up to 2K updates old
@@ -27,6 +28,7 @@ from convoy.pipeline.schedule import LEADS, Job, Kind, jobs_of, lead_of
 
 SYNCHRONOUS = ("gpipe", "1f1b-sync", "plain")
 ORDERS = (*LEADS, *SYNCHRONOUS)
+_IN_PARTS = ("gpipe", "1f1b-sync")  # to compare with: others' schedules, who postpone nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,15 @@ class Pace:
     Attributes:
         forward_s, backward_s: of each stage.
         transfer_s: of each cut, in either direction; nothing: transfers cost nothing.
+        postponed: part of a backward pass that comes after its gradient was sent.
+        postponable: part of it that could.
     """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     transfer_s: tuple[float, ...] = ()
+    postponed: float = 0.0
+    postponable: float = 0.0
 
     @property
     def stages(self) -> int:
@@ -182,11 +188,11 @@ def simulate(pace: Pace, order: str, batches: int, parts: int = 1) -> Timeline:
             batch's time.
     """
     assert order in ORDERS, order
-    assert parts == 1 or order in ("gpipe", "1f1b-sync"), (order, parts)
+    assert parts == 1 or order in _IN_PARTS, (order, parts)
     queues = [
         deque(_jobs(order, pace.stages, stage, batches, parts)) for stage in range(pace.stages)
     ]
-    run = _Run(pace, parts)
+    run = _Run(pace, parts, 0.0 if order in _IN_PARTS else pace.postponed)
     while any(queues):
         done = 0
         for stage, queue in enumerate(queues):
@@ -230,6 +236,7 @@ class _Run:
 
     pace: Pace
     parts: int
+    postponed: float
     spans: list[Span] = field(default_factory=list)
     free_s: dict[int, float] = field(default_factory=dict)  # when a stage has done its jobs
     sent_s: dict[tuple[int, Kind], float] = field(default_factory=dict)  # when a link is free
@@ -242,14 +249,15 @@ class _Run:
         if ready_s is None:
             return False
         start_s = max(ready_s, self.free_s.get(stage, 0.0))
-        end_s = start_s + self.pace.of(stage, job.kind) / self.parts
+        seconds = self.pace.of(stage, job.kind) / self.parts
+        end_s = start_s + seconds
         batch, part = divmod(job.batch, self.parts)
         version = self.updates.get(stage, 0)
         self.spans.append(Span(stage, job.kind, batch, part, start_s, end_s, version))
         self.free_s[stage] = end_s
         if job.kind == "backward" and part == self.parts - 1:
             self.updates[stage] = version + 1
-        self._send(stage, job, end_s)
+        self._send(stage, job, end_s - (job.kind == "backward") * self.postponed * seconds)
         return True
 
     def _ready(self, stage: int, job: Job) -> float | None:

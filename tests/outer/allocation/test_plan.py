@@ -89,6 +89,15 @@ def test_a_plan_hands_out_the_batch_and_predicts_its_own_time(
     assert make_plan(tuple(speeds), Rules(batch, least), exchange_s=exchange_s) == plan
 
 
+def test_nobody_gets_more_samples_than_it_has_the_memory_for() -> None:
+    assert make_plan([3.0, 1.0], Rules(64, 1, most=(24, 1000))).shares == (24, 40)
+    # The slow node costs more than it brings, but the fast one cannot hold the batch.
+    assert make_plan([100.0, 1.0], Rules(64, 8)).shares == (64, 0)
+    assert make_plan([100.0, 1.0], Rules(64, 8, most=(56, 1000))).shares == (56, 8)
+    # Nobody knows how to hold this batch: it is tried as if there were room.
+    assert make_plan([3.0, 1.0], Rules(64, 1, most=(24, 24))).shares == (48, 16)
+
+
 @given(speeds=SPEEDS, exchange_s=EXCHANGES, batch=st.integers(1, 1024))
 def test_no_plan_is_worse_than_the_fastest_node_alone(
     speeds: list[float], exchange_s: float, batch: int

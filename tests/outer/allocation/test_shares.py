@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.outer.allocation.shares import apportion
+from convoy.outer.allocation.shares import apportion, apportion_within
 
 POSITIVE = st.floats(1e-3, 1e6)
 WEIGHTS = st.lists(POSITIVE | st.just(0.0) | st.integers(1, 5).map(float), min_size=1, max_size=9)
@@ -129,3 +129,21 @@ def test_one_node_gets_all(weight: float, total: int, least: int) -> None:
 def test_only_the_proportions_count(factor: float, weights: list[float], total: int) -> None:
     scaled = [weight * factor for weight in weights]
     assert apportion(scaled, total, 8) == apportion(weights, total, 8)
+
+
+@given(weights=WEIGHTS, total=TOTALS, least=LEAST, data=st.data())
+def test_nobody_gets_more_than_it_can_take(
+    weights: list[float], total: int, least: int, data: st.DataObject
+) -> None:
+    limits = st.lists(st.integers(0, total), min_size=len(weights), max_size=len(weights))
+    most = data.draw(limits.filter(lambda found: sum(found) >= total))
+    shares = apportion_within(weights, total, most, least)
+    assert sum(shares) == total
+    assert all(share <= limit for share, limit in zip(shares, most, strict=True))
+    loose = [total] * len(weights)
+    assert apportion_within(weights, total, loose, least) == apportion(weights, total, least)
+
+
+def test_what_is_too_much_for_one_goes_to_the_others_by_their_weights() -> None:
+    assert apportion_within([6, 3, 1], 100, [20, 100, 100]) == (20, 60, 20)
+    assert apportion_within([6, 3, 1], 100, [20, 30, 100]) == (20, 30, 50)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from convoy.outer.allocation.shares import apportion
+from convoy.outer.allocation.shares import apportion, apportion_within
 
 Policy = Literal["speed", "uniform", "fixed"]
 
@@ -63,6 +63,7 @@ class Rules:
         policy: shares by measured speed, all equal, or in fixed proportions.
         proportions: the fixed proportions, one for each node.
         min_nodes: so many nodes stay, whatever they cost.
+        most: samples that each node has the memory for; (): nobody has asked.
     """
 
     batch: int
@@ -70,6 +71,11 @@ class Rules:
     policy: Policy = "speed"
     proportions: tuple[float, ...] = ()
     min_nodes: int = 1
+    most: tuple[int, ...] = ()
+
+    def can_hold(self, nodes: Sequence[int]) -> bool:
+        """Tell whether some nodes together have the memory for a batch."""
+        return not self.most or sum(self.most[node] for node in nodes) >= self.batch
 
     @property
     def smallest(self) -> int:
@@ -131,7 +137,8 @@ def _best_plan(
     order = sorted(range(len(speeds)), key=lambda i: (-speeds[i], i))
     everyone = _plan_for(order, speeds, rules, exchange_s)
     sizes = range(max(1, rules.min_nodes), len(order))
-    fewer = [_plan_for(order[:k], speeds, rules, exchange_s) for k in sizes]
+    chosen = [order[:k] for k in sizes if rules.can_hold(order[:k])]
+    fewer = [_plan_for(nodes, speeds, rules, exchange_s) for nodes in chosen]
     best = min([everyone, *fewer], key=lambda plan: plan.step_s)
     if everyone.step_s <= best.step_s * margin:
         best = everyone  # but a batch may be too small for all
@@ -146,7 +153,10 @@ def _plan_for(
     chosen: Sequence[int], speeds: Sequence[float], rules: Rules, exchange_s: float
 ) -> Plan:
     weights = [speed if i in chosen else 0.0 for i, speed in enumerate(speeds)]
-    shares = apportion(weights, rules.batch, rules.min_share)
+    if rules.most and rules.can_hold(chosen):
+        shares = apportion_within(weights, rules.batch, rules.most, rules.min_share)
+    else:  # where memory is short everywhere, the fastest is as good as any: it may just do
+        shares = apportion(weights, rules.batch, rules.min_share)
     return Plan(shares, step_time(shares, speeds, exchange_s))
 
 

@@ -38,6 +38,29 @@ def apportion(weights: Sequence[float], total: int, min_share: int = 0) -> tuple
     return tuple(shares)
 
 
+def apportion_within(
+    weights: Sequence[float], total: int, most: Sequence[int], min_share: int = 0
+) -> tuple[int, ...]:
+    """Split a total as `apportion` does, where nobody can take more than so much.
+
+    What is too much for some goes to the others; all together must be able to take the total.
+
+    >>> apportion_within([3, 1], 100, [40, 90])
+    (40, 60)
+    """
+    assert sum(most) >= total, (most, total)
+    full: dict[int, int] = {}
+    while True:
+        open_ = [node for node in range(len(weights)) if node not in full]
+        left = total - sum(full.values())
+        parts = apportion([weights[node] for node in open_], left, min_share) if open_ else ()
+        over = [node for node, part in zip(open_, parts, strict=True) if part > most[node]]
+        if not over:
+            found = full | dict(zip(open_, parts, strict=True))
+            return tuple(found[node] for node in range(len(weights)))
+        full |= {node: most[node] for node in over}
+
+
 def _largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     """Round the exact parts down, then give what is left to those that lost most."""
     whole = sum(weights)
