@@ -1,20 +1,29 @@
 """Whole hybrid runs of real processes: they learn what one process learns."""
 
+import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+from convoy.hybrid import runner
+from convoy.hybrid.head import find_parts
+from convoy.inner.activations import kept_of_a_sample
+from convoy.inner.arithmetic import Arithmetic
 from convoy.outer.ledger import Update, find_faults
 from convoy.run import Run
 from convoy.storage.checkpoint import Checkpoint, load_newest
 from convoy.trainer import run_training
 from tests.conftest import Outcome
+from tests.pipeline.nets import dropping
 
 DROPPING = "tests.pipeline.nets:dropping"
+LEAD, LITTLE = "CONVOY_TEST_LEAD", "CONVOY_TEST_LITTLE"  # its process; what one node has
 SAMPLES = 10_000
 
 
@@ -66,6 +75,30 @@ def notes(out: str) -> list[str]:
 def ledger(out: str) -> list[Update]:
     lines = (Path(out) / "ledger.jsonl").read_text().splitlines()
     return [Update.from_line(json.loads(line)) for line in lines]
+
+
+def dropping_with_little_memory(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Build the network in a node, and let the first one to do so believe it has little memory."""
+    if os.environ[LEAD] != str(os.getpid()):
+        with contextlib.suppress(FileExistsError):
+            Path(f"{os.environ[LITTLE]}.taken").touch(exist_ok=False)
+            vars(runner)["free_memory"] = lambda _: int(os.environ[LITTLE])
+    return dropping(in_shape, num_classes)
+
+
+def test_a_node_with_little_memory_gets_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk = nn.Sequential(*find_parts(dropping((1, 28, 28), 10)).trunk).double()
+    arithmetic = Arithmetic(torch.device("cpu"), "fp64", "contiguous")
+    each = kept_of_a_sample(trunk, (1, 28, 28), arithmetic)
+    monkeypatch.setenv(LEAD, str(os.getpid()))
+    # A fifth of it is for samples, and the two nodes of this machine share what is free.
+    monkeypatch.setenv(LITTLE, str(2 * 5 * 60 * each))
+    net = f"{__name__}:{dropping_with_little_memory.__name__}"
+    train("hybrid", strategy="hybrid", nodes=2, model=net)
+    fewest = [min(share for _, share in update.shares) for update in ledger("hybrid")]
+    assert set(fewest) == {60}  # by speed alone it would be about 250
+    train("single", strategy="single", model=net)
+    assert_equal("hybrid", "single")
 
 
 @pytest.mark.parametrize(

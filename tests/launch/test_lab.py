@@ -1,6 +1,7 @@
 """A busy process gets the part of a core that the lab says, whatever holds it."""
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -109,6 +110,34 @@ def groups_of(pid: int) -> list[Path]:
 
 def is_stopped(pid: int) -> bool:
     return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def test_a_core_to_oneself_needs_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[list[float]] = []
+
+    class Holder:
+        name = "a holder"
+
+        def __init__(self, limits: list[float]) -> None:
+            self.limits = limits
+            held.append(limits)
+
+        def set_speed(self, node: int, speed: float) -> None:
+            self.limits[node] = speed
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(lab_module, "_open_holder", lambda _, limits: Holder(limits))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with Lab([1.0, 0.25]) as lab:
+        assert held[-1] == [math.inf, 0.25]
+        lab.set_speed(0, 0.5)
+        assert held[-1] == [0.5, 0.25]
+        lab.set_speed(0, 1.0)
+        assert held[-1] == [math.inf, 0.25]
+        assert lab.speeds == [1.0, 0.25]
+    with Lab([1.0, 1.0, 1.0]):  # more than there are cores: nobody has one to itself
+        assert held[-1] == [1.0, 1.0, 1.0]
 
 
 def test_a_busy_process_gets_its_part_of_a_core(mechanism: MechanismName, start: Start) -> None:

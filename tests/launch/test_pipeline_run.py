@@ -11,6 +11,7 @@ import torch
 
 from convoy.config import Config
 from convoy.data.load import load_data
+from convoy.launch.links import Links
 from convoy.run import Run
 from convoy.storage.checkpoint import Checkpoint, load_newest
 from convoy.tracking import untracked
@@ -109,6 +110,27 @@ def test_a_pipeline_of_one_stage_is_plain_training_bit_for_bit() -> None:
     train("plain", strategy="single")
     assert_equal("one", "plain")
     assert_equal("virtual", "plain")
+
+
+def test_stages_that_wait_for_each_other_send_gradients_first_and_nothing_else_changes() -> None:
+    """In turn, one batch at a time, all stages wait for most of the time."""
+    options = {"strategy": "pipeline", "cuts": (1, 3), "pipelined": "0.5", "epochs": 4}
+    train("real", **options)
+    told = [note["text"] for note in events("real", "note") if "gradients are sent" in note["text"]]
+    assert 1 <= len(told) <= 2  # of the pipelined part where the machine is busy; of the plain part
+    train("virtual", virtual=True, **options)
+    assert_equal("real", "virtual")
+
+
+def test_what_passes_an_emulated_link_takes_its_time() -> None:
+    if reason := Links.available():
+        pytest.skip(reason)
+    options = {"strategy": "pipeline", "cuts": (2,), "epochs": 1}
+    train("real", speeds=(1.0, 1.0), links=(20.0, 20.0), **options)
+    # 20 batches of 320 KB of activations, at 2.5 MB/s; on one machine they would not travel.
+    assert newest("real").progress["train_seconds"] > 20 * 0.1
+    train("virtual", virtual=True, **options)
+    assert_equal("real", "virtual")
 
 
 def test_a_pipelines_checkpoint_is_the_plain_models_and_goes_on_in_any_strategy() -> None:

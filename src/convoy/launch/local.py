@@ -5,7 +5,7 @@ from dataclasses import replace
 from multiprocessing.process import BaseProcess
 
 from convoy.launch.node import Order, run_local_node
-from convoy.launch.processes import how_it_ended, process_context
+from convoy.launch.processes import how_it_ended, start_process
 
 
 class LocalNodes:
@@ -33,11 +33,8 @@ class LocalNodes:
             self._start(slot)
 
     def _start(self, slot: int) -> None:
-        process = process_context().Process(
-            target=run_local_node, args=(self._orders[slot],), name=f"convoy node {slot + 1}"
-        )
-        process.start()
-        self._processes[slot] = process
+        given = (self._orders[slot],)
+        self._processes[slot] = start_process(run_local_node, given, name=f"convoy node {slot + 1}")
         self._seen.discard(slot)
 
     def pid(self, slot: int) -> int | None:

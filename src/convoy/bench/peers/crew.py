@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from multiprocessing import connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -33,6 +33,7 @@ import torch
 
 from convoy.errors import ConvoyError
 from convoy.inner.memory import keep_freed_memory
+from convoy.launch.processes import start_process
 
 _PRELOADED = ["convoy.bench.peers.ddp"]
 # A further second of imports, each.
@@ -87,7 +88,7 @@ class Crew:
     def __init__(self, entry: Entry, arguments: Sequence[tuple[Any, ...]]) -> None:
         self._entry = entry
         self._arguments = arguments
-        self._processes: list[ForkServerProcess] = []
+        self._processes: list[BaseProcess] = []
         self._lines: list[connection.Connection[Any, Any]] = []
         self._folder = TemporaryDirectory(prefix="convoy-crew-", ignore_cleanup_errors=True)
 
@@ -158,16 +159,11 @@ class Crew:
         return [node for node in nodes if not any(node in known for known in answers)]
 
     def _start(self, arguments: tuple[Any, ...]) -> None:
-        context = multiprocessing.get_context("forkserver")
         used = [name for name in _PRELOADED_IF_USED if name in sys.modules]
-        context.set_forkserver_preload([*_PRELOADED, *used])
-        ours, theirs = context.Pipe()
+        ours, theirs = multiprocessing.Pipe()
         self._lines.append(ours)
-        # The server keeps the environment it was born with; nodes get the one of today.
-        given = (self._entry, theirs, dict(os.environ), self._log(len(self._processes)), arguments)
-        process = context.Process(target=_run, args=given)
-        process.start()
-        self._processes.append(process)
+        given = (self._entry, theirs, self._log(len(self._processes)), arguments)
+        self._processes.append(start_process(_run, given, preloaded=[*_PRELOADED, *used]))
         theirs.close()
 
     def _read(self, node: int, found: dict[int, Any], troubles: dict[int, str]) -> None:
@@ -212,14 +208,12 @@ class Crew:
 def _run(
     entry: Entry,
     line: "connection.Connection[Any, Any]",
-    environment: dict[str, str],
     log: str,
     arguments: tuple[Any, ...],
 ) -> None:
     os.setsid()
     _print_to(log)
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
-    os.environ.update(environment)
     warnings.simplefilter("ignore")  # what a peer's library should do otherwise is not our say
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -29,7 +29,7 @@ from convoy.launch.parameters.keeper import Keeper
 from convoy.launch.parameters.record import Record
 from convoy.launch.parameters.shell import ParameterShell
 from convoy.launch.parameters.vectors import Arriving
-from convoy.launch.processes import how_it_ended, process_context
+from convoy.launch.processes import how_it_ended, start_process
 from convoy.memory.shared import SharedRooms, sweep
 from convoy.outer.crew import Tls
 from convoy.outer.service_plan import make_server
@@ -147,12 +147,9 @@ class ServiceProcess:
         return self._process.pid if self._process is not None else None
 
     def _start(self) -> None:
-        context = process_context()
-        receiving, sending = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=run_service, args=(self._order, sending), name="convoy parameter service"
-        )
-        self._process.start()
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        given = (self._order, sending)
+        self._process = start_process(run_service, given, name="convoy parameter service")
         sending.close()
         try:
             if not receiving.poll(_START_AT_MOST_S):
