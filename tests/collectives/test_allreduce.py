@@ -34,7 +34,7 @@ LONG = 10_000_000
 VECTORS = [
     *product((0, 1, 1000), [torch.float32]),
     *product((5, 70_001), KINDS),
-    (LONG, torch.float32),
+    *product([LONG], KINDS),
 ]
 METHODS = (Method.DOUBLING, Method.HALVING, Method.RING, Method.TREE)
 
@@ -79,7 +79,7 @@ def test_every_way_equals_torchs_all_reduce_for_one_to_eight_ranks() -> None:
     found = ask(_compare_all, RANKS)
     assert [trouble for troubles, _ in found for trouble in troubles] == []
     digests = found[0][1]
-    assert len(digests) == 8 * 8 * 9 + len(_LONG_ONES)
+    assert len(digests) == 8 * 8 * 9 + len(_LONG_ONES) * len(KINDS)
     for _, others in found[1:]:  # who is in fewer groups has fewer
         assert others.items() <= digests.items(), "not the same bits on all ranks"
 

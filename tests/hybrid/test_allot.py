@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.hybrid.allot import allot, bounds_of
+from convoy.hybrid.allot import allot, bounds_of, samples_within
 from convoy.hybrid.passes import Scheme, make_passes
+from convoy.hybrid.runner import Hybrid
+from convoy.outer.allocation.plan import Rules, make_plan
 
 
 @given(
@@ -48,3 +50,12 @@ def test_every_sample_crosses_once_and_in_order(shares: list[int], scheme: Schem
 def test_slices_take_a_part_of_every_node() -> None:
     passes = make_passes("slices", [128, 64])
     assert [bounds_of([b - a for a, b in one]) for one in passes] == [(0, 64, 96)] * 2
+
+
+def test_samples_too_go_by_speed_as_far_as_memory_goes() -> None:
+    node = object.__new__(Hybrid)
+    node._rules, node._sample_bytes, node._memory = Rules(64, 1), 1000, [1e9, 1e9]
+    assert make_plan([3.0, 1.0], node._group_rules()).shares == (48, 16)
+    node._memory = [100_000, 1e9]  # room for 20 samples beside the neurons
+    assert samples_within(1000, node._memory)[0] == 20
+    assert make_plan([3.0, 1.0], node._group_rules()).shares == (20, 44)

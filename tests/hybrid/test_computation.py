@@ -84,10 +84,14 @@ class Node:
     def step(self, images: Tensor, labels: Tensor, keys: Tensor, counts: Sequence[int]) -> float:
         marks = Marks(tuple(counts), labels, keys)
         own = marks.own(self.exchange.rank)
-        for optimizer in self.local:
-            optimizer.zero_grad(set_to_none=True)
+        shared_optimizer, _ = self.local
+        shared_optimizer.zero_grad(set_to_none=True)  # the others' gradients are written over
         given = images[own] if counts[self.exchange.rank] else None
+        places = [cut.part.grad for cut in self.split.cuts]
         sums = self.computation.gradients(given, marks, len(labels), lambda: None)
+        for cut, place in zip(self.split.cuts, places, strict=True):
+            if place is not None and place.ndim > 1:
+                assert cut.part.grad is place  # memory that is mapped anew costs more than the sum
         shared = list(self.computation.shared.parameters())
         flat = torch.cat(
             [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in shared]

@@ -37,7 +37,12 @@ def key_row(key: str | None) -> Tensor:
     """Return a host's key as bytes; where memory cannot be shared, bytes that nobody else has."""
     if not is_possible():
         return torch.frombuffer(bytearray(secrets.token_bytes(_KEY_BYTES)), dtype=torch.uint8)
-    digest = hashlib.sha256((key or host_key()).encode()).digest()
+    return digest_row(key or host_key())
+
+
+def digest_row(key: str) -> Tensor:
+    """Return a key as so many bytes, however long it is."""
+    digest = hashlib.sha256(key.encode()).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 

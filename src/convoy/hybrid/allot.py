@@ -1,8 +1,9 @@
-"""How many neurons of a layer each node computes: by speed, as far as its memory goes."""
+"""How many neurons and samples each node computes: by speed, as far as its memory goes."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
-from convoy.outer.allocation.shares import apportion
+from convoy.outer.allocation.shares import apportion_within
 
 _COPIES = 3  # of a weight: itself, its gradient, its momentum
 _USABLE = 0.8  # of the memory that is free: the rest is for activations
@@ -24,16 +25,27 @@ def allot(
     most = [max(1, int(free * _USABLE / (_COPIES * neuron_bytes))) for free in free_bytes]
     if sum(most) < outputs:
         raise MemoryError
-    full: dict[int, int] = {}
-    while True:
-        open_ = [node for node in range(len(speeds)) if node not in full]
-        left = outputs - sum(full.values())
-        parts = apportion([speeds[node] for node in open_], left, 1)
-        over = [node for node, part in zip(open_, parts, strict=True) if part > most[node]]
-        if not over:
-            found = full | dict(zip(open_, parts, strict=True))
-            return tuple(found[node] for node in range(len(speeds)))
-        full |= {node: most[node] for node in over}
+    return apportion_within(speeds, outputs, most, 1)
+
+
+def samples_within(sample_bytes: int, free_bytes: Sequence[float]) -> tuple[int, ...]:
+    """Return how many samples' activations each node has room for, beside its neurons.
+
+    >>> samples_within(100, [10_000, 100])
+    (20, 1)
+    """
+    room = [free * (1 - _USABLE) for free in free_bytes]
+    return tuple(max(1, round(one) // max(1, sample_bytes)) for one in room)
+
+
+def memory_of_each(free_bytes: Sequence[float], places: Sequence[Hashable]) -> list[float]:
+    """Return each node's part of what is free, which nodes at the same place share.
+
+    >>> memory_of_each([90, 90, 50], ["a", "a", "b"])
+    [45.0, 45.0, 50.0]
+    """
+    crowd = Counter(places)
+    return [free / crowd[place] for free, place in zip(free_bytes, places, strict=True)]
 
 
 def bounds_of(parts: Sequence[int]) -> tuple[int, ...]:

@@ -41,18 +41,35 @@ class Late:
 
     @torch.no_grad()
     def compute(self) -> None:
-        """Leave the gradients in the weights."""
+        """Leave the gradients in the weights, in the place of those of the step before.
+
+        That place is used again: glibc maps more than 32 MiB anew each time, page by page, which
+        made a product of 2048 x 4096 numbers a third slower.
+        """
+        begun: set[nn.Parameter] = set()
         for weight, bias, x, slope in self._waiting:
             if weight.requires_grad:
-                _add_gradient(weight, slope.t() @ x.to(slope.dtype))
+                _put_product(weight, slope.t(), x.to(slope.dtype), again=weight in begun)
             if bias is not None and bias.requires_grad:
-                _add_gradient(bias, slope.sum(0))
+                _put(bias, slope.sum(0), again=bias in begun)
+            begun.update([weight] if bias is None else [weight, bias])
         self._waiting.clear()
 
 
-def _add_gradient(weight: nn.Parameter, gradient: Tensor) -> None:
+def _put_product(weight: nn.Parameter, left: Tensor, right: Tensor, *, again: bool) -> None:
+    """Make a product a weight's gradient, or add it to that where it comes `again`."""
+    place = weight.grad
+    if place is None or place.dtype != left.dtype:
+        _put(weight, left @ right, again=again)
+    elif again:
+        place.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=place)
+
+
+def _put(weight: nn.Parameter, gradient: Tensor, *, again: bool) -> None:
     gradient = gradient.to(weight.dtype)
-    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+    weight.grad = gradient if weight.grad is None or not again else weight.grad.add_(gradient)
 
 
 class _LateLinear(Function):

@@ -6,14 +6,17 @@ back to the last checkpoint, cut the layers anew for those who are left, and go 
 come or go by agreement, the network is brought together before, and nothing is lost.
 """
 
+import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-from torch import optim
+from torch import nn, optim
 
+from convoy.collectives.hosts import host_key
 from convoy.data.batches import Batch, Epoch
 from convoy.errors import EnvironmentProblem
-from convoy.hybrid.allot import allot
+from convoy.hybrid.allot import allot, memory_of_each, samples_within
 from convoy.hybrid.computation import Computation, Marks
 from convoy.hybrid.exchange import Exchange
 from convoy.hybrid.head import find_parts, kinds_that_fit, lay_out
@@ -21,9 +24,11 @@ from convoy.hybrid.layout import Dense, Kind, Setting
 from convoy.hybrid.mixing import Mixing, is_power_of_two
 from convoy.hybrid.split import Split
 from convoy.hybrid.wording import describe_layout
+from convoy.inner.activations import kept_of_a_sample
 from convoy.inner.executor import Sums
 from convoy.inner.memory import free_memory
 from convoy.monitor.events import NoteEvent
+from convoy.outer.allocation.plan import Rules
 from convoy.outer.allocation.shares import apportion
 from convoy.outer.groupwork import LeadLink
 from convoy.outer.job import Job
@@ -42,6 +47,9 @@ class Hybrid(Lockstep):
         super().__init__(job, group, lead, speed)
         self._parts = find_parts(job.model)
         self._split: Split | None = None  # None: the network is whole
+        self._memory: list[float] = []  # bytes that each member has to give
+        trunk, shape = nn.Sequential(*self._parts.trunk), job.data.train.shape_CHW
+        self._sample_bytes = kept_of_a_sample(trunk, shape, job.executor.arithmetic)
 
     # ---------------------------------------------------------------- groups
 
@@ -50,8 +58,10 @@ class Hybrid(Lockstep):
         kinds = kinds_that_fit(self._parts, self._job.config.layers, setting)
         if self.formation.size == 1 or not kinds:  # more nodes than neurons: all hold all
             self._layout_in_words = "fully connected layers are on every node"
+            self._memory = []
             super()._begin_group()
             return
+        self._memory = self._free_memory()
         self._begin_plan()
         self._group.share_memory(self.formation)
         widths = self._widths()
@@ -85,19 +95,30 @@ class Hybrid(Lockstep):
         else:
             self._begin_reduction(shared)
 
+    def _free_memory(self) -> list[float]:
+        """Return what each member has to give; all must call this."""
+        formation = self.formation
+        device = formation.members[formation.rank].device
+        told = torch.zeros(2, formation.size, dtype=torch.float64)
+        told[0, formation.rank] = free_memory(self._job.train.device)
+        told[1, formation.rank] = _number_of(f"{host_key()} {device}")
+        free, places = self._sum(told).tolist()
+        return memory_of_each(free, places)
+
+    def _group_rules(self) -> Rules:
+        """Return the rules: nobody gets more samples than it has the memory for."""
+        most = samples_within(self._sample_bytes, self._memory)
+        return replace(super()._group_rules(), most=most)
+
     def _widths(self) -> list[tuple[int, ...]]:
         """Return each member's neurons of every fully connected layer: as its share, and memory."""
-        size, rank = self.formation.size, self.formation.rank
-        free = torch.zeros(size, dtype=torch.float64)
-        free[rank] = free_memory(self._job.train.device)
-        memory = self._sum(free).tolist()
         shares = [max(1, share) for share in self._plan.shares]
         number_bytes = self._job.executor.arithmetic.dtype.itemsize
         found = []
         for layer in self._dense():
             try:
                 row = layer.inputs * number_bytes
-                found.append(allot(layer.outputs, shares, row, memory))
+                found.append(allot(layer.outputs, shares, row, self._memory))
             except MemoryError:
                 raise EnvironmentProblem(
                     f"the layer '{layer.name}' does not fit into the memory of all nodes together",
@@ -156,7 +177,6 @@ class Hybrid(Lockstep):
         images = epoch.batch(offset, offset + share).images_NCHW if share else None
         labels, keys = epoch.marks(start, start + total)
         self._optimizer.zero_grad(set_to_none=True)
-        self._own_optimizer.zero_grad(set_to_none=True)
         self._blocked_before = self._exchange.waited_s
 
         def begin_reduction() -> None:
@@ -242,6 +262,11 @@ class Hybrid(Lockstep):
                 ]
             )
             yield Marks(counts, test.labels(numbers.to(test.device)), None)
+
+
+def _number_of(text: str) -> int:
+    """Return a number that no other text is likely to have, and that a float holds exactly."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
 
 def _move(optimizer: optim.Optimizer, rate: float) -> None:
