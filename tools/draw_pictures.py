@@ -3,10 +3,12 @@
 python tools/draw_pictures.py terminal docs/images/train.svg
 python tools/draw_pictures.py curve SUMMARY.json docs/images/cifar10-resnet20.png
 python tools/draw_pictures.py claims BPT.json docs/images     # of: convoy bench bpt --json
+python tools/draw_pictures.py staleness docs/results/staleness.json docs/images/staleness.png
 """
 
 import io
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,12 +77,31 @@ def draw_claims(source: Path, folder: Path) -> None:
         write_plot(Report(f"bpt, claim {claim}", 0, chosen, ()), folder / f"bpt-{claim}.png")
 
 
+def draw_staleness(source: Path, target: Path) -> None:
+    """Draw what stale weights cost, network by network, and print it as a table's rows."""
+    found: dict[tuple[str, int, str], list[float]] = {}
+    for run in json.loads(source.read_text()):
+        stages = 2 * (len(run["cuts"]) + 1)
+        found.setdefault((run["model"], stages, run["way"]), []).append(run["accuracy"])
+    rows = [
+        Row(model, way, "% right", tuple(values), x=stages)
+        for (model, stages, way), values in found.items()
+        if min(values) > 10  # those that diverged would hide the others
+    ]
+    drawn = tuple(row for row in rows if (row.task, 2, "plain") in found)
+    write_plot(Report("staleness", 0, drawn, (), "stages"), target)
+    for (model, stages, way), values in found.items():
+        each = ", ".join(f"{value:.2f}" for value in values)
+        print(f"{model} | {stages} | {way} | {each}: {statistics.mean(values):.2f}")
+
+
 def main(kind: str, *names: str) -> None:
     """Draw one picture, or the pictures of one kind."""
     draw: dict[str, Callable[..., None]] = {
         "terminal": draw_terminal,
         "curve": draw_curve,
         "claims": draw_claims,
+        "staleness": draw_staleness,
     }
     draw[kind](*(Path(name) for name in names))
 

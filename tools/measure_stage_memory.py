@@ -88,7 +88,8 @@ def _train_stage(name: str, cut: int, recipe: str, lead: int, batch: int) -> int
     images, keys = torch.randn(batch, *shape), torch.arange(batch)
     images = images.to(memory_format=torch.channels_last)
     gradient = torch.zeros_like(stage.forward(0, images, keys))
-    stage.backward(0, gradient, 0.0, 0.0)
+    stage.backward(0, gradient, 0.0)
+    stage.update(0.0)
     used = 0
     for _ in range(ROUNDS):
         stage.fill(0.0, 0.0)
@@ -97,7 +98,8 @@ def _train_stage(name: str, cut: int, recipe: str, lead: int, batch: int) -> int
         ctypes.CDLL(None).malloc_trim(0)  # what is free is not used
         used = psutil.Process().memory_info().rss
         for number in range(lead + 1):
-            stage.backward(number, gradient, 0.0, 0.0)
+            stage.backward(number, gradient, 0.0)
+            stage.update(0.0)
     return used
 
 

@@ -55,10 +55,16 @@ class _Measured:
         return 100.0 * cores * layout
 
     def ours(
-        self, model: str, stages: int, speeds: tuple[float, ...] | None, seconds: float
+        self,
+        model: str,
+        stages: int,
+        speeds: tuple[float, ...] | None,
+        seconds: float,
+        recipe: str = "convoy",
     ) -> float:
         self.calls.append(("ours", TASK, seconds))
-        return 95.0 * (sum(speeds) if speeds else stages)
+        each = 95.0 if recipe == "convoy" else 98.0
+        return each * (sum(speeds) if speeds else stages)
 
 
 def _cut(task: Task, micro: int, speeds: Sequence[float], budget_s: float) -> PipelineTask:
@@ -85,8 +91,11 @@ def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> N
     told: list[str] = []
     report = bench_pipeline(quick=False, tell=told.append)
     medians = {(row.task, row.system): row.median for row in report.rows}
-    two = "resnet110, 2 stages, batch 128"
-    assert {system: value for (task, system), value in medians.items() if task == two} == {
+
+    def of(asked: str) -> dict[str, float]:
+        return {system: value for (task, system), value in medians.items() if task == asked}
+
+    assert of("resnet110, 2 stages, batch 128") == {
         "torch GPipe, 8 micro-batches": 150.0,
         "torch 1F1B, 4 micro-batches": 150.0,
         "plain training on one core, contiguous": 100.0,
@@ -98,6 +107,12 @@ def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> N
     assert medians[unequal, "convoy, pipeline"] == 142.5
     assert all(len(row.values) == report.repeats for row in report.rows)
     assert any("channels_last 80" in line for line in told)
+    assert of("resnet56, 4 stages, batch 128") == {
+        "plain training on one core, contiguous": 100.0,
+        "convoy, pipeline": 380.0,
+        "convoy, pipeline, convoy:order=stale": 392.0,
+        "one process for each core, summed: the limit": 400.0,
+    }
 
 
 def test_the_bars_are_those_of_the_issue(measured: _Measured) -> None:
@@ -120,7 +135,11 @@ def test_the_bars_are_those_of_the_issue(measured: _Measured) -> None:
     }
 
 
-def test_fewer_micro_batches_than_stages_are_not_tried(measured: _Measured) -> None:
+def test_fewer_micro_batches_than_stages_are_not_tried(
+    measured: _Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setups = tuple(Setup("resnet56", stages, 1.0, over_torch=1.0) for stages in (2, 4))
+    monkeypatch.setattr(pipeline, "FULL", replace(pipeline.FULL, setups=setups))
     bench_pipeline(quick=False, tell=lambda _: None)
     cut = [task for _, task, _ in measured.calls if isinstance(task, PipelineTask)]
     tried = {(task.num_nodes, task.micro) for task in cut}

@@ -1,9 +1,12 @@
 """The study of accuracy: what is run, and what is made of it."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from convoy.bench.results import Results
 from convoy.bench.staleness import (
     HYBRID,
     NETS,
@@ -15,9 +18,10 @@ from convoy.bench.staleness import (
     all_cells,
     bench_staleness,
     report_of,
+    run_cells,
 )
 from convoy.config import Config
-from convoy.errors import ConfigError
+from convoy.errors import ConfigError, ConvoyError
 from convoy.models.zoo import build_model, check_model_name
 from convoy.pipeline.layout import weight_layers
 from convoy.pipeline.partition import cut_by_hand
@@ -74,7 +78,12 @@ def test_the_report_says_how_far_we_are_behind_plain_training() -> None:
     (bar,) = report.bars
     assert bar.value == pytest.approx(0.5)
     assert bar.is_met
-    assert {row.task for row in report.rows} == {"lenet5", "lenet5, 4 stages"}
+    assert {(row.task, row.x) for row in report.rows} == {("lenet5", 2), ("lenet5", 4)}
+
+
+def test_a_run_that_diverges_is_as_right_as_by_chance() -> None:
+    cell = Cell("lenet5", "fashion-mini", 1e30, PLAIN)
+    assert run_cells([cell], {}, 1, Results(None), print) == {cell: 10.0}
 
 
 def test_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,3 +93,60 @@ def test_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="GPU"):
         bench_staleness(quick=False, tell=print)
+
+
+def test_a_study_that_was_cut_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [Cell("lenet5", "fashion", 0.05, OURS, (1,), seed) for seed in range(3)]
+    made: list[int] = []
+    bad = {1}
+
+    def run(cell: Cell, *_: object) -> float:
+        made.append(cell.seed)
+        if cell.seed in bad:
+            raise ConvoyError("out of memory")
+        return 90.0 + cell.seed
+
+    monkeypatch.setattr("convoy.bench.staleness._run", run)
+    path = Path("kept.json")
+    with pytest.raises(ConvoyError, match="out of memory"):
+        run_cells(cells, {}, 1, Results(path), print)
+    kept = {record["seed"]: record["accuracy"] for record in json.loads(path.read_text())}
+    assert kept in ({0: 90.0}, {0: 90.0, 2: 92.0})  # the third one may have begun already
+    assert set(made) - bad == set(kept)
+    made.clear()
+    bad.clear()
+    found = run_cells(cells, {}, 1, Results(path), print)
+    assert found == {cell: 90.0 + cell.seed for cell in cells}
+    assert set(made) == {0, 1, 2} - set(kept)
+
+
+def test_kept_results_are_reported_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(Path("kept.json"))
+    for cell in all_cells(net for net in NETS if net.model == "resnet110"):
+        results.add(cell.key, 88.0)
+        results.add(cell.key, 89.0)  # made twice: the mean counts
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    report = bench_staleness(quick=False, tell=print, only=["resnet110"], keep=Path("kept.json"))
+    assert {row.median for row in report.rows} == {88.5}
+    with pytest.raises(ConfigError, match="GPU"):
+        bench_staleness(quick=False, tell=print, only=["resnet"], keep=Path("kept.json"))
+
+
+def test_the_study_in_the_docs_can_be_read() -> None:
+    path = Path(__file__).parents[2] / "docs/results/staleness.json"
+    cells = all_cells(net for net in NETS if net.model in ("resnet20", "vgg16-bn", "alexnet"))
+    results = Results(path)
+    assert all(results.find(cell.key) is not None for cell in cells)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '""', "{}}", "[1]", '[{"model": "lenet5"}]', '{"accuracy": 1}']
+)
+def test_other_files_are_refused_and_left_alone(text: str) -> None:
+    path = Path("other.json")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no results of a study"):
+        bench_staleness(quick=False, tell=print, keep=path)
+    assert path.read_text() == text
+    with pytest.raises(ConfigError, match="not worth keeping"):
+        bench_staleness(quick=True, tell=print, keep=path)

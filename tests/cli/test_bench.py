@@ -19,7 +19,11 @@ REPORT = Report(
         Row("lenet5", "bare PyTorch", "samples/s", (1000.0, 1100.0, 1200.0)),
         Row("lenet5", "convoy", "samples/s", (1000.0, 1000.0, 1000.0)),
     ),
-    (Bar("ours / theirs", 0.909, at_least=0.97), Bar("theirs / ours", 1.1, at_most=2.0)),
+    (
+        Bar("ours / theirs", 0.909, at_least=0.97),
+        Bar("theirs / ours", 1.1, at_most=2.0),
+        Bar("for information", 3.0),
+    ),
 )
 
 
@@ -44,7 +48,7 @@ def test_json_is_one_object_on_standard_output(convoy: Convoy, asked: list[bool]
     record = json.loads(outcome.out)
     assert list(record) == ["bench", "machine", "versions", "repeats", "rows", "bars"]
     assert [row["median"] for row in record["rows"]] == [1100.0, 1000.0]
-    assert [bar["met"] for bar in record["bars"]] == [False, True]
+    assert [bar["met"] for bar in record["bars"]] == [False, True, True]
     assert asked == [False]
 
 
@@ -60,6 +64,7 @@ def test_tables_show_medians_spreads_and_bars(convoy: Convoy, asked: list[bool])
     assert "lenet5 bare PyTorch 1,100 18.2% samples/s" in lines
     assert "ours / theirs 0.909 >= 0.97 missed" in lines
     assert "theirs / ours 1.100 <= 2.0 met" in lines
+    assert "for information 3.000" in lines
 
 
 def test_picture_is_drawn(convoy: Convoy, asked: list[bool]) -> None:
@@ -68,6 +73,43 @@ def test_picture_is_drawn(convoy: Convoy, asked: list[bool]) -> None:
     with Image.open("x.png") as image:
         image.load()
         assert image.format == "PNG"
+
+
+def test_a_part_of_a_benchmark_can_be_asked_for(
+    convoy: Convoy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def fake(*, quick: bool, tell: Callable[[str], None], only: list[str]) -> Report:
+        asked.append(only)
+        return REPORT
+
+    monkeypatch.setattr("convoy.bench.single.bench_single", fake)
+    assert convoy("bench", "single", "--only", "lenet5, fp32", "--only", "vgg").code == 0
+    assert asked == [["lenet5, fp32", "vgg"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("loading", "is measured as a whole"),
+        ("inner", "nothing of this benchmark is called so; got 'no'; allowed: resnet20, fp32"),
+        ("pipeline", "allowed: resnet56, 2 stages, batch 128; resnet110, 2 stages"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(convoy: Convoy, name: str, says: str) -> None:
+    outcome = convoy("bench", name, "--only", "no")
+    assert outcome.code == 2
+    assert says in outcome.err.replace("\n", " ")
+
+
+def test_results_are_kept_where_there_is_a_study_and_a_folder(convoy: Convoy) -> None:
+    outcome = convoy("bench", "loading", "--keep", "kept.json")
+    assert outcome.code == 2
+    assert "is no study of many runs" in outcome.err.replace("\n", " ")
+    outcome = convoy("bench", "staleness", "--keep", "nowhere/kept.json")
+    assert outcome.code == 2
+    assert "folder of the kept results does not exist" in outcome.err.replace("\n", " ")
 
 
 def test_unknown_benchmark_is_refused_with_a_suggestion(convoy: Convoy) -> None:

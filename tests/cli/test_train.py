@@ -209,7 +209,7 @@ def test_run_interrupted_after_the_last_step_is_finished_once_it_is_resumed(
 
 def test_divergence_is_told_and_recorded(tiny: Convoy) -> None:
     outcome = tiny("--quiet", "--lr", 1e30, "--out", "run")
-    assert outcome.code == 1
+    assert outcome.code == 5
     assert outcome.out == ""
     assert "training has diverged. Try a smaller --lr" in outcome.err
     assert json.loads(Path("run/summary.json").read_text())["state"] == "failed"

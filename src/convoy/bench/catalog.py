@@ -1,8 +1,7 @@
 """The benchmarks by name."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from convoy.bench.report import Report
 from convoy.registry import Entry, Registry
@@ -11,8 +10,8 @@ from convoy.registry import Entry, Registry
 class Benchmark(Protocol):
     """Measures something beside its peers."""
 
-    # One that trains on a named data set takes `data_dir` too.
-    def __call__(self, *, quick: bool, tell: Callable[[str], None], **more: Path) -> Report:
+    # One that trains on a named data set takes `data_dir` too, one of many tasks `only`.
+    def __call__(self, *, quick: bool, tell: Callable[[str], None], **more: Any) -> Report:
         """Measure; `quick` gives a rough answer within 50 seconds on two cores."""
         ...
 

@@ -7,7 +7,7 @@ the precision and layout that a short trial found best for it.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from convoy.bench.compiled import UPDATES, compiled_step
+from convoy.bench.only import pick
 from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
 from convoy.config import Config
 from convoy.data.batches import Batch
@@ -72,7 +73,7 @@ TASKS = (
 )
 
 
-def bench_gpu(*, quick: bool, tell: Callable[[str], None]) -> Report:
+def bench_gpu(*, quick: bool, tell: Callable[[str], None], only: Sequence[str] = ()) -> Report:
     """Measure a step of each, interleaved."""
     if not torch.cuda.is_available():
         raise ConfigError("this needs a GPU", hint="There is no quick answer without one, either.")
@@ -81,6 +82,7 @@ def bench_gpu(*, quick: bool, tell: Callable[[str], None]) -> Report:
     tasks: tuple[Task, ...] = TASKS
     if quick:  # compiling alone takes longer than there is time for, for all three
         tasks = tuple(replace(task, steps=task.steps // 2) for task in TASKS[:2])
+    tasks = pick(tasks, only, lambda task: task.label)
     return measure_all(tasks, device, repeats=3, slices=1 if quick else 2, quick=quick, tell=tell)
 
 

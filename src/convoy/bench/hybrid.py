@@ -20,10 +20,11 @@ goes on on this machine.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import convoy.bench.peers.dtensor  # noqa: F401 - so that crews have it loaded
+from convoy.bench.only import pick
 from convoy.bench.ours import Enough, Recording, record_into
 from convoy.bench.peers import Task, do_steps, take_part
 from convoy.bench.peers.crew import Crew, Link
@@ -112,7 +113,7 @@ FULL = Plan(
         Case(ranks, each, link) for link in (False, True) for ranks in (2, 4) for each in (32, 128)
     ),
     repeats=3,
-    samples=640,
+    samples=1280,
     link_steps=8,
     ddp_link_steps=4,
     trial_steps=6,
@@ -141,12 +142,13 @@ class Measured:
 Values = Mapping[tuple[Case, str], Sequence[Measured]]
 
 
-def bench_hybrid(*, quick: bool, tell: Callable[[str], None]) -> Report:
+def bench_hybrid(*, quick: bool, tell: Callable[[str], None], only: Sequence[str] = ()) -> Report:
     """Measure every case, all systems in turn."""
     missing = Links.available()
     if missing is not None:
         raise EnvironmentProblem("links cannot be emulated here", hint=missing)
     plan = QUICK if quick else FULL
+    plan = replace(plan, cases=pick(plan.cases, only, lambda case: case.label))
     settings = find_settings(plan, tell)
     values: dict[tuple[Case, str], list[Measured]] = {}
     for number in range(plan.repeats):

@@ -8,13 +8,14 @@ what the same kernels could give at most: a process for each core, all independe
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from convoy.bench.compiled import UPDATES, compiled_step
+from convoy.bench.only import pick
 from convoy.bench.peers import Task as Alone
 from convoy.bench.peers import measure_crew
 from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
@@ -83,10 +84,10 @@ class Candidate:
         return steps * _BATCH / (time.perf_counter() - started)
 
 
-def bench_inner(*, quick: bool, tell: Callable[[str], None]) -> Report:
+def bench_inner(*, quick: bool, tell: Callable[[str], None], only: Sequence[str] = ()) -> Report:
     """Measure a step of each network, interleaved."""
     prepare_device(_CPU, threads=0, deterministic=False)
-    tasks = TASKS[:1] + TASKS[2:3] if quick else TASKS
+    tasks = pick(TASKS[:1] + TASKS[2:3] if quick else TASKS, only, lambda task: task.label)
     repeats = 3 if quick else 5
     rows: list[Row] = []
     bars: list[Bar] = []

@@ -4,7 +4,8 @@ A whole training step at batch 128 in fp32, each process with one thread on a co
 with the same malloc setting. One core trains plainly, in the better memory layout. PyTorch's GPipe
 and 1F1B get that layout, the cut that balances measured times, and the best of 2, 4, 8 and 16
 micro-batches, found by short trials. Ours is a whole run through `convoy train`'s door, which
-finds its cut by itself. The limit is a process for each core, all independent.
+finds its cut by itself. The limit is a process for each core, all independent. In four stages,
+where nothing is asked for beside PyTorch, a recipe of ours that holds more batches takes its place.
 
 Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
 speeds, and ours is not.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from convoy.bench.cores import Pins, choose_cores, held_to
+from convoy.bench.only import pick
 from convoy.bench.ours import record_pipeline, speed_between
 from convoy.bench.peers import Task, measure_crew
 from convoy.bench.peers.pipelining import PipelineTask, cut_for
@@ -35,6 +37,8 @@ _SHAPE, _CLASSES, _BATCH = (3, 32, 32), 10, 128
 _FILLED = 3  # steps of ours after its trials: the stages are full again
 _PER_CORE = {"resnet20": 350.0, "resnet56": 120.0, "resnet110": 60.0}  # samples/s, to count steps
 
+_ROOMY = "convoy:order=stale"  # holds twice as many batches: stages wait less for each other
+
 Values = Mapping[str, Sequence[float]]
 
 
@@ -44,8 +48,9 @@ class Setup:
 
     Attributes:
         over_one: how much faster than one core ours is to be.
-        over_torch: the same beside PyTorch's better schedule, if anything is asked for.
+        over_torch: the same beside PyTorch's better schedule; None: PyTorch is not measured.
         unequal: measure it in stages of unequal speeds too.
+        also: a recipe that is measured beside the default one.
     """
 
     model: str
@@ -53,6 +58,7 @@ class Setup:
     over_one: float
     over_torch: float | None = None
     unequal: bool = False
+    also: str | None = None
 
     @property
     def label(self) -> str:
@@ -85,8 +91,8 @@ FULL = Plan(
     setups=(
         Setup("resnet56", 2, over_one=1.85, over_torch=1.15, unequal=True),
         Setup("resnet110", 2, over_one=1.85, over_torch=1.15),
-        Setup("resnet56", 4, over_one=3.4),
-        Setup("resnet110", 4, over_one=3.4),
+        Setup("resnet56", 4, over_one=3.4, also=_ROOMY),
+        Setup("resnet110", 4, over_one=3.4, also=_ROOMY),
     ),
     repeats=5,
     seconds=8.0,
@@ -104,13 +110,17 @@ QUICK = Plan(
 )
 
 
-def bench_pipeline(*, quick: bool, tell: Callable[[str], None]) -> Report:
+def bench_pipeline(*, quick: bool, tell: Callable[[str], None], only: Sequence[str] = ()) -> Report:
     """Measure each network in stages, all systems in turn."""
     prepare_device(torch.device("cpu"), threads=1, deterministic=False)
     plan = QUICK if quick else FULL
-    setups = [setup for setup in plan.setups if setup.stages <= usable_cores()]
+    asked = pick(plan.setups, only, lambda setup: setup.label)
+    setups = [setup for setup in asked if setup.stages <= usable_cores()]
     if not setups:
-        raise EnvironmentProblem("stages need cores of their own", got="1 core", allowed="2")
+        least = min(setup.stages for setup in asked)
+        raise EnvironmentProblem(
+            "stages need cores of their own", got=usable_cores(), allowed=f"at least {least}"
+        )
     rows: list[Row] = []
     bars: list[Bar] = []
     for setup in setups:
@@ -131,7 +141,7 @@ class _Bench:
         self._pins = Pins(choose_cores(setup.stages))
         tell(f"{setup.label}, samples per second:")
         self._one = self._best_layout()
-        self._pipelines = self._best_pipelines()
+        self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
 
     def equal(self) -> tuple[list[Row], list[Bar]]:
         """Measure stages that have a whole core each."""
@@ -148,6 +158,10 @@ class _Bench:
             OURS: "convoy, pipeline",
             LIMIT: "one process for each core, summed: the limit",
         }
+        if setup.also is not None:
+            also = {"recipe": setup.also}
+            contenders[setup.also] = lambda: _ours(setup.model, setup.stages, None, seconds, **also)
+            names[setup.also] = f"convoy, pipeline, {setup.also}"
         values = self._interleave(contenders)
         return _rows(setup.label, names, values), equal_bars(setup, values)
 
@@ -266,13 +280,15 @@ def unequal_bar(label: str, values: Values) -> Bar:
 # ---------------------------------------------------------------- ours
 
 
-def _ours(model: str, stages: int, speeds: tuple[float, ...] | None, seconds: float) -> float:
+def _ours(
+    model: str, stages: int, speeds: tuple[float, ...] | None, seconds: float, **options: object
+) -> float:
     """Return the samples per second of a run of ours, once the stages are full."""
     task = Task(model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
     held = speeds or (1.0,) * stages  # the lab pins each to a core of its own
     first = settling_batches(stages) + _FILLED
     last = first + steps_for(model, sum(held), seconds)
-    recording = record_pipeline(task, stages, held, last + _drain(stages))
+    recording = record_pipeline(task, stages, held, last + _drain(stages), **options)
     return speed_between(recording, first, last)
 
 

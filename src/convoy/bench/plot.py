@@ -23,7 +23,10 @@ def write_plot(report: Report, path: Path) -> None:
     panels = figure.subplots(len(tasks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for task, panel in zip(tasks, panels, strict=True):
         rows = [row for row in report.rows if row.task == task]
-        (_draw_curves if task in curves else _draw_bars)(panel, rows)
+        if task in curves:
+            _draw_curves(panel, rows, report.x_name)
+        else:
+            _draw_bars(panel, rows)
         panel.set_title(task, loc="left")
     figure.suptitle(f"convoy bench {report.bench}")
     try:
@@ -39,18 +42,23 @@ def _draw_bars(panel: Any, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matpl
     panel.set_xlabel(rows[0].unit)
 
 
-def _draw_curves(panel: Any, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matplotlib has no types
-    styles = zip(("#0072b2", "#d55e00", "#009e73"), ("o-", "s--", "^:"), strict=True)
+def _draw_curves(panel: Any, rows: Sequence[Row], x_name: str) -> None:  # noqa: ANN401
+    styles = zip(
+        ("#0072b2", "#d55e00", "#009e73", "#cc79a7"), ("o-", "s--", "^:", "d-."), strict=True
+    )
     for system, (color, style) in zip(
         dict.fromkeys(row.system for row in rows), styles, strict=False
     ):
         mine = [row for row in rows if row.system == system]
         x, y = [row.x for row in mine], [row.median for row in mine]
         panel.errorbar(x, y, yerr=_spreads(mine), fmt=style, color=color, label=system, capsize=3)
+        if len(mine) == 1:  # what the others are compared with
+            panel.axhline(y[0], color=color, linewidth=0.8)
     panel.set_xticks(sorted({row.x for row in rows if row.x is not None}))
-    panel.set_xlabel("threads")
+    panel.set_xlabel(x_name)
     panel.set_ylabel(rows[0].unit)
-    panel.set_ylim(bottom=0)
+    if not rows[0].unit.startswith("%"):  # accuracies differ in their last points only
+        panel.set_ylim(bottom=0)
     panel.legend()
 
 

@@ -18,7 +18,7 @@ class Row:
         system: who did it.
         unit: of the values.
         values: one per repeat.
-        x: where it stands on a curve, if its task is one: the number of threads, say.
+        x: where it stands on a curve, if its task is one: the report says of what.
     """
 
     task: str
@@ -77,12 +77,17 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of a benchmark."""
+    """The outcome of a benchmark.
+
+    Attributes:
+        x_name: what the rows of a curve differ in.
+    """
 
     bench: str
     repeats: int
     rows: tuple[Row, ...]
     bars: tuple[Bar, ...]
+    x_name: str = "threads"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints."""

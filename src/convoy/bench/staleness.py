@@ -2,7 +2,8 @@
 
 Every network is trained for the same epochs: plain; pipelined with stale weights as published, at
 several depths; as the published hybrid, whose second half is plain; and by our recipe. Each run is
-a process of its own, several at once on a GPU.
+a process of its own, several at once on a GPU. One that diverges is as right as by chance. With a
+file to keep results in, a study that was cut off goes on where it was.
 """
 
 import json
@@ -10,17 +11,21 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
+from convoy.bench.only import pick
 from convoy.bench.report import Bar, Report, Row
-from convoy.errors import ConfigError, ConvoyError
+from convoy.bench.results import Key, Results
+from convoy.errors import ConfigError, ConvoyError, Diverged
 from convoy.pipeline.recipe import DEFAULT
+
+_Future = Future[float]
 
 PLAIN, PUBLISHED, HYBRID, OURS = "plain", "stale, as published", "hybrid, as published", "convoy"
 _WAYS: Mapping[str, Mapping[str, str]] = {
@@ -31,6 +36,7 @@ _WAYS: Mapping[str, Mapping[str, str]] = {
 _AT_ONCE = 10  # runs that share a GPU
 _EPOCHS = 20
 _SEEDS = (0, 1, 2)
+_BY_CHANCE = 10.0  # % right, with ten classes: what a run that diverges has learned
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,19 @@ class Cell:
     more: tuple[tuple[str, str], ...] = ()
 
     @property
+    def stages(self) -> int:
+        """Return how many stages there are as the paper counts them, forward and backward."""
+        return 2 * (len(self.cuts) + 1)
+
+    @property
     def label(self) -> str:
-        """Return what the report calls the pipeline."""
-        return f"{self.model}, {2 * (len(self.cuts) + 1)} stages" if self.cuts else self.model
+        """Return what people are told of the pipeline."""
+        return f"{self.model}, {self.stages} stages" if self.cuts else self.model
+
+    @property
+    def key(self) -> Key:
+        """Return by what its result is found."""
+        return {"model": self.model, "cuts": [*self.cuts], "way": self.way, "seed": self.seed}
 
     def options(self) -> dict[str, str]:
         """Return what a run is given besides data and length."""
@@ -107,17 +123,29 @@ def all_cells(nets: Iterable[Net] = NETS) -> list[Cell]:
 
 
 def bench_staleness(
-    *, quick: bool, tell: Callable[[str], None], data_dir: Path | None = None
+    *,
+    quick: bool,
+    tell: Callable[[str], None],
+    data_dir: Path | None = None,
+    only: Sequence[str] = (),
+    keep: Path | None = None,
 ) -> Report:
-    """Train every cell and compare."""
+    """Train every cell and compare; what is in the file `keep` is not trained again."""
+    if quick and keep is not None:
+        raise ConfigError("what a quick study gives is not worth keeping", got=str(keep))
+    results = Results(keep)
     if quick:
         net = Net("lenet5", "fashion-mini", 0.05, ((1, 2),), {})  # too short to judge by
         plain = Cell(net.model, net.data, net.lr, PLAIN)
         others = [Cell(net.model, net.data, net.lr, way, net.cuts[0]) for way in _WAYS]
-        return report_of(run_cells([plain, *others], {}, 3, tell), [net])
+        return report_of(run_cells([plain, *others], {}, 3, results, tell), [net])
+    nets = pick(NETS, only, lambda net: net.model)
+    cells = all_cells(nets)
+    if all(results.find(cell.key) is not None for cell in cells):
+        return report_of(run_cells(cells, {}, _EPOCHS, results, tell), nets)
     if not torch.cuda.is_available():
         raise ConfigError("this needs a GPU", hint="Give --quick for a rough answer without.")
-    return report_of(run_cells(all_cells(), data_folders(data_dir), _EPOCHS, tell), NETS)
+    return report_of(run_cells(cells, data_folders(data_dir), _EPOCHS, results, tell), nets)
 
 
 def data_folders(data_dir: Path | None) -> dict[str, tuple[str, str | None]]:
@@ -138,10 +166,14 @@ def run_cells(
     cells: Sequence[Cell],
     folders: Mapping[str, tuple[str, str | None]],
     epochs: int,
+    results: Results,
     tell: Callable[[str], None],
 ) -> dict[Cell, float]:
     """Return each cell's test accuracy at the end, in percent."""
-    found = {}
+    known = {cell: results.find(cell.key) for cell in cells}
+    found = {cell: accuracy for cell, accuracy in known.items() if accuracy is not None}
+    if found:
+        tell(f"{len(found)} of {len(cells)} are kept")
     with (
         TemporaryDirectory() as scratch,
         ThreadPoolExecutor(_AT_ONCE if torch.cuda.is_available() else 1) as pool,
@@ -149,13 +181,30 @@ def run_cells(
         begun = {
             pool.submit(_run, cell, folders, epochs, Path(scratch) / str(number)): cell
             for number, cell in enumerate(cells)
+            if cell not in found
         }
-        for future in as_completed(begun):
+        for future in _as_they_end(begun, pool):
             cell = begun[future]
             found[cell] = future.result()
+            results.add(cell.key, found[cell])
             told = f"{cell.label}, {cell.way}, seed {cell.seed}: {found[cell]:.2f} %"
             tell(f"{len(found)} of {len(cells)}: {told}")
     return {cell: found[cell] for cell in cells}
+
+
+def _as_they_end(begun: Iterable[_Future], pool: ThreadPoolExecutor) -> Iterator[_Future]:
+    """Yield runs that are done. Once one has failed no other begins, but those that run count."""
+    failed: _Future | None = None
+    for future in as_completed(begun):
+        if future.cancelled():
+            continue
+        if failed is None and future.exception() is not None:
+            failed = future
+            pool.shutdown(wait=False, cancel_futures=True)
+        elif future.exception() is None:
+            yield future
+    if failed is not None:
+        failed.result()  # raises
 
 
 def _run(
@@ -179,6 +228,8 @@ def _run(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "convoy", "train", *flags, "--json", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603
+    if done.returncode == Diverged.exit_code:
+        return _BY_CHANCE
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it says nothing"]
         raise ConvoyError(f"{cell.label}, {cell.way}: {lines[-1]}")
@@ -190,20 +241,21 @@ def _run(
 
 def report_of(found: Mapping[Cell, float], nets: Iterable[Net]) -> Report:
     """Return the table, and how far our recipe is behind plain training."""
-    grouped: dict[tuple[str, str], list[float]] = {}
+    grouped: dict[tuple[str, str, int], list[float]] = {}
     for cell, accuracy in found.items():
-        grouped.setdefault((cell.label, cell.way), []).append(accuracy)
+        grouped.setdefault((cell.model, cell.way, cell.stages), []).append(accuracy)
     rows = tuple(
-        Row(label, way, "% right", tuple(values)) for (label, way), values in grouped.items()
+        Row(model, way, "% right", tuple(values), x=stages)
+        for (model, way, stages), values in grouped.items()
     )
     mean = {key: statistics.mean(values) for key, values in grouped.items()}
     bars = tuple(
         Bar(
             f"points behind plain training, {net.model}, {2 * (cuts + 1)} stages",
-            mean[net.model, PLAIN] - mean[f"{net.model}, {2 * (cuts + 1)} stages", OURS],
+            mean[net.model, PLAIN, 2] - mean[net.model, OURS, 2 * (cuts + 1)],
             at_most=at_most,
         )
         for net in nets
         for cuts, at_most in net.bars.items()
     )
-    return Report("staleness", max(map(len, grouped.values())), rows, bars)
+    return Report("staleness", max(map(len, grouped.values())), rows, bars, "stages")

@@ -13,8 +13,10 @@ from convoy.errors import ConfigError
 from convoy.machine import check_can_plot
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from convoy.bench.catalog import Benchmark
-    from convoy.bench.report import Report
+    from convoy.bench.report import Bar, Report
 
 
 def bench(
@@ -25,6 +27,8 @@ def bench(
     quick: Annotated[bool, Parameter(negative="")] = False,
     png: Path | None = None,
     data_dir: Path | None = None,
+    only: Annotated[list[str] | None, Parameter(negative="")] = None,
+    keep: Path | None = None,
 ) -> None:
     """Measure one question beside its peers; without NAME, list the questions.
 
@@ -40,6 +44,10 @@ def bench(
         Draw the result into this file.
     data_dir:
         Where the data lies, for a benchmark that trains on a named data set.
+    only:
+        Measure only tasks with this text in their names; may be given several times.
+    keep:
+        Keep the runs of a long study in this file; those that it holds are not made again.
     """
     from convoy.launch.quiet import quiet_engines
 
@@ -54,7 +62,13 @@ def bench(
         _check_picture(png)
     console = Console(stderr=True, highlight=False)
     measure = BENCHMARKS.get(name)
-    more = {} if data_dir is None else {"data_dir": _checked_data_dir(data_dir, name, measure)}
+    asked = {"data_dir": data_dir, "only": only, "keep": keep}
+    more = {option: value for option, value in asked.items() if value}
+    _check_options(more, name, measure)
+    if data_dir is not None and not data_dir.is_dir():
+        raise ConfigError("the data's folder does not exist", got=str(data_dir))
+    if keep is not None and not keep.absolute().parent.is_dir():
+        raise ConfigError("the folder of the kept results does not exist", got=str(keep))
     report = measure(quick=quick, tell=console.print, **more)
     if png is not None:
         from convoy.bench.plot import write_plot
@@ -66,12 +80,19 @@ def bench(
         _print_tables(report)
 
 
-def _checked_data_dir(path: Path, name: str, measure: "Benchmark") -> Path:
-    if "data_dir" not in inspect.signature(measure).parameters:
-        raise ConfigError(f"the benchmark '{name}' makes its own data", got=str(path))
-    if not path.is_dir():
-        raise ConfigError("the data's folder does not exist", got=str(path))
-    return path
+_WITHOUT = {
+    "data_dir": "makes its own data",
+    "only": "is measured as a whole",
+    "keep": "is no study of many runs: nothing of it can be kept",
+}
+
+
+def _check_options(more: "Mapping[str, object]", name: str, measure: "Benchmark") -> None:
+    """Refuse what the benchmark knows nothing of."""
+    for option, value in more.items():
+        if option not in inspect.signature(measure).parameters:
+            shown = ", ".join(value) if isinstance(value, list) else str(value)
+            raise ConfigError(f"the benchmark '{name}' {_WITHOUT[option]}", got=shown)
 
 
 def _check_picture(path: Path) -> None:
@@ -89,15 +110,26 @@ def _print_list(descriptions: dict[str, str]) -> None:
 
 def _print_tables(report: "Report") -> None:
     console = Console(highlight=False)
-    rows = Table("task", "system", "median", "spread", "unit", box=None)
+    has_curves = any(row.x is not None for row in report.rows)
+    places = [report.x_name] if has_curves else []
+    rows = Table("task", *places, "system", "median", "spread", "unit", box=None)
     for row in report.rows:
-        rows.add_row(row.task, row.system, _number(row.median), f"{row.spread:.1%}", row.unit)
+        place = ["" if row.x is None else f"{row.x:g}"] if has_curves else []
+        median, spread = _number(row.median), f"{row.spread:.1%}"
+        rows.add_row(row.task, *place, row.system, median, spread, row.unit)
     console.print(rows)
     bars = Table("ratio", "value", "bar", "", box=None)
     for bar in report.bars:
-        bound = f">= {bar.at_least}" if bar.at_least is not None else f"<= {bar.at_most}"
-        bars.add_row(bar.name, f"{bar.value:.3f}", bound, "met" if bar.is_met else "[red]missed[/]")
+        bars.add_row(bar.name, f"{bar.value:.3f}", *_verdict(bar))
     console.print(bars)
+
+
+def _verdict(bar: "Bar") -> tuple[str, str]:
+    """Return what was asked for, if anything was, and whether it was reached."""
+    verdict = "met" if bar.is_met else "[red]missed[/]"
+    if bar.at_least is not None:
+        return f">= {bar.at_least}", verdict
+    return (f"<= {bar.at_most}", verdict) if bar.at_most is not None else ("", "")
 
 
 def _number(value: float) -> str:

@@ -144,6 +144,7 @@ def _survey(config: Config, *, quiet: bool) -> "tuple[Config, Situation]":
         recipe=parse_recipe(config.recipe),
         batch=config.batch,
         steps=job.schedule.steps_per_epoch,
+        precision=job.executor.arithmetic.precision,
     )
     chosen = {name: getattr(job.config, name) for name in ("device", "precision")}
     return config.replaced({**chosen, "threads": torch.get_num_threads()}), situation
@@ -197,14 +198,15 @@ def _tell(
 ) -> None:
     from convoy.cli.forecast import as_record, print_forecast
     from convoy.pipeline.drawing import write_picture
-    from convoy.pipeline.forecast import make_forecast
+    from convoy.pipeline.forecast import as_run, make_forecast
     from convoy.pipeline.layout import whole
     from convoy.pipeline.staleness import stale_part
     from convoy.pipeline.timeline import simulate
 
     bounds = situation.cut(whole(config.cuts))
     forecast = make_forecast(situation, bounds, stale_part(situation.weights, bounds))
-    timeline = simulate(situation.pace(bounds), situation.recipe.order, batches)
+    order = situation.recipe.order
+    timeline = simulate(as_run(situation.pace(bounds), order), order, batches)
     if picture is not None:
         write_picture(timeline, picture, f"{config.model}, batch {config.batch}")
     if json:
