@@ -120,7 +120,7 @@ def test_refusing_leaves_no_file_open(block: SharedVector) -> None:
     for _ in range(20):
         SharedVector.open(block.name, SIZE + 1, torch.float32)
         SharedVector.make(1 << 50, torch.float64)
-    assert _open_blocks() == before
+    assert _open_blocks() <= before  # fewer: one of another test was let go of
 
 
 def _open_blocks() -> int:

@@ -41,7 +41,7 @@ def backward(net: nn.Module, x: Tensor, postponed: Postponed | None) -> Tensor:
     else:
         with postponed.watch():
             loss = net(x).square().sum()
-        loss.backward()
+        postponed.backward(loss, torch.ones_like(loss))
     assert x.grad is not None
     return x.grad
 
@@ -178,6 +178,21 @@ class Mapped(nn.Module):
         return found
 
 
+class Inquiring(nn.Module):
+    """Asks for gradients in its forward pass, and is trained by them too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inside(x).square()
+        weight = self.inside.get_parameter("0.weight")
+        of_x, of_weight = torch.autograd.grad(y.sum(), [x, weight], create_graph=True)
+        found: Tensor = y + of_x + 0.01 * of_weight.square().sum()
+        return found
+
+
 @pytest.mark.parametrize(
     "make", [Recomputing, standardised, normed, half_frozen, Hooked, Compiled, Mapped]
 )
@@ -195,6 +210,19 @@ def test_networks_of_users(make: Callable[[], nn.Module]) -> None:
         grad = theirs[1].grad
         assert (ours.grad is None) == (grad is None), name
         assert grad is None or (ours.grad is not None and torch.equal(ours.grad, grad)), name
+
+
+def test_a_network_that_asks_for_gradients_itself() -> None:
+    torch.manual_seed(0)
+    one, two = Inquiring().double(), Inquiring().double()
+    two.load_state_dict(one.state_dict())
+    images, postponed = torch.randn(4, 3, 8, 8, dtype=torch.float64), Postponed()
+    expected, found = backward(one, images, None), backward(two, images, postponed)
+    assert len(postponed) == 2  # those of the stage's own backward pass
+    postponed.compute()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(two.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_autocast_is_left_alone() -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -32,11 +31,20 @@ class Postponed:
     """The products of a backward pass that are still to be computed."""
 
     def __init__(self) -> None:
+        self.collects = False
         self._due: deque[Callable[[], None]] = deque()
 
     def watch(self) -> TorchFunctionMode:
-        """Return a context whose convolutions leave their weights' gradients for later."""
+        """Return a context whose convolutions can leave their weights' gradients for later."""
         return _Watch(self)
+
+    def backward(self, y: Tensor, gradient: Tensor) -> None:
+        """Go back through what was watched; what its convolutions' weights get is left."""
+        self.collects = True
+        try:
+            y.backward(gradient)
+        finally:
+            self.collects = False
 
     def add(self, product: Callable[[], None]) -> None:
         """Take a product that can wait."""
@@ -108,7 +116,11 @@ def _can_wait(weight: Tensor) -> bool:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose backward pass computes the gradient of its input only."""
+    """A convolution whose backward pass, if it is the stage's, is that of its input only.
+
+    A network can ask for gradients itself in its forward pass, and again for theirs (a penalty on
+    them, say): it gets all of them at once, by operations that autograd sees.
+    """
 
     @staticmethod
     def forward(
@@ -126,21 +138,22 @@ class _Convolution(torch.autograd.Function):
         return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         x, weight = ctx.saved_tensors
         leaf, bias = ctx.leaves
-        ctx.postponed.add(partial(_add_gradients, dy, x, leaf, bias, ctx.settings))
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx, _, _ = _differentiate(dy, x, weight, None, ctx.settings, of_input=True)
-        return dx, None, None, None, None
+        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+        if ctx.postponed.collects:
+            ctx.postponed.add(partial(_add_gradients, dy, x, leaf, bias, ctx.settings))
+            of_weight = of_bias = False
+        wanted = (of_x, of_weight, of_bias)
+        return *_differentiate(dy, x, weight, bias, ctx.settings, wanted), None, None
 
 
 def _add_gradients(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings
 ) -> None:
-    _, dw, db = _differentiate(dy, x, weight, bias, settings, of_input=False)
+    wanted = (False, True, bias is not None)
+    _, dw, db = _differentiate(dy, x, weight, bias, settings, wanted)
     # By autograd, which brings them into the layout of the weights.
     if bias is None:
         torch.autograd.backward([weight], [dw])
@@ -154,14 +167,15 @@ def _differentiate(
     weight: Tensor,
     bias: Tensor | None,
     settings: Settings,
-    *,
-    of_input: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias: the first alone, or the two others."""
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of input, weight and bias that are wanted."""
+    if not any(wanted):
+        return None, None, None
     stride, padding, dilation, groups = settings
     sizes = None if bias is None else [len(bias)]
-    wanted = (of_input, not of_input, not of_input and bias is not None)
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+    found: tuple[Tensor | None, Tensor | None, Tensor | None]
+    found = torch.ops.aten.convolution_backward(
         dy, x, weight, sizes, stride, padding, dilation, False, (0, 0), groups, wanted
     )
     return found

@@ -186,7 +186,10 @@ class Stage:
         if recalls:
             self._put(self.optimizer.recalled(0))
         if passage.y.requires_grad:  # not where a first stage has only frozen weights
-            passage.y.backward(gradient)
+            if self._postponed is None:
+                passage.y.backward(gradient)
+            else:
+                self._postponed.backward(passage.y, gradient)
         if recalls:
             self._put(present)
         return passage.x.grad
