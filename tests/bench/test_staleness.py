@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,8 @@ def test_the_report_says_how_far_we_are_behind_plain_training() -> None:
 
 
 def test_a_run_that_diverges_is_as_right_as_by_chance() -> None:
-    cell = Cell("lenet5", "fashion-mini", 1e30, PLAIN)
-    assert run_cells([cell], {}, 1, Results(None), print) == {cell: 10.0}
+    cell = Cell("lenet5", "fashion-mini", 1e30, PLAIN, epochs=1)
+    assert run_cells([cell], {}, Results(None), print) == {cell: 10.0}
 
 
 def test_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +110,13 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was(monkeypatch: pytest.Monke
     monkeypatch.setattr("convoy.bench.staleness._run", run)
     path = Path("kept.json")
     with pytest.raises(ConvoyError, match="out of memory"):
-        run_cells(cells, {}, 1, Results(path), print)
+        run_cells(cells, {}, Results(path), print)
     kept = {record["seed"]: record["accuracy"] for record in json.loads(path.read_text())}
     assert kept in ({0: 90.0}, {0: 90.0, 2: 92.0})  # the third one may have begun already
     assert set(made) - bad == set(kept)
     made.clear()
     bad.clear()
-    found = run_cells(cells, {}, 1, Results(path), print)
+    found = run_cells(cells, {}, Results(path), print)
     assert found == {cell: 90.0 + cell.seed for cell in cells}
     assert set(made) == {0, 1, 2} - set(kept)
 
@@ -130,6 +131,15 @@ def test_kept_results_are_reported_without_a_gpu(monkeypatch: pytest.MonkeyPatch
     assert {row.median for row in report.rows} == {88.5}
     with pytest.raises(ConfigError, match="GPU"):
         bench_staleness(quick=False, tell=print, only=["resnet"], keep=Path("kept.json"))
+
+
+def test_a_run_of_another_length_or_rate_is_another_run() -> None:
+    results = Results(None)
+    cell = Cell("lenet5", "fashion", 0.05, PLAIN)
+    results.add(cell.key, 90.0)
+    assert results.find(cell.key) == 90.0
+    assert results.find(replace(cell, epochs=30).key) is None
+    assert results.find(replace(cell, lr=0.1).key) is None
 
 
 def test_the_study_in_the_docs_can_be_read() -> None:

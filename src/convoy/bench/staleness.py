@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -82,6 +82,7 @@ class Cell:
     way: str
     cuts: tuple[int, ...] = ()
     seed: int = 0
+    epochs: int = _EPOCHS
     more: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -97,11 +98,13 @@ class Cell:
     @property
     def key(self) -> Key:
         """Return by what its result is found."""
-        return {"model": self.model, "cuts": [*self.cuts], "way": self.way, "seed": self.seed}
+        trained = {"lr": self.lr, "epochs": self.epochs, "seed": self.seed}
+        return {"model": self.model, "cuts": [*self.cuts], "way": self.way, **trained}
 
     def options(self) -> dict[str, str]:
-        """Return what a run is given besides data and length."""
+        """Return what a run is given besides data."""
         common = {"model": self.model, "lr": str(self.lr), "seed": str(self.seed)}
+        common["epochs"] = str(self.epochs)
         if self.cuts:
             cuts = ",".join(map(str, self.cuts))
             common |= {"strategy": "pipeline", "cuts": cuts, **_WAYS.get(self.way, {})}
@@ -136,16 +139,16 @@ def bench_staleness(
     results = Results(keep)
     if quick:
         net = Net("lenet5", "fashion-mini", 0.05, ((1, 2),), {})  # too short to judge by
-        plain = Cell(net.model, net.data, net.lr, PLAIN)
-        others = [Cell(net.model, net.data, net.lr, way, net.cuts[0]) for way in _WAYS]
-        return report_of(run_cells([plain, *others], {}, 3, results, tell), [net])
+        plain = Cell(net.model, net.data, net.lr, PLAIN, epochs=3)
+        others = [replace(plain, way=way, cuts=net.cuts[0]) for way in _WAYS]
+        return report_of(run_cells([plain, *others], {}, results, tell), [net])
     nets = pick(NETS, only, lambda net: net.model)
     cells = all_cells(nets)
     if all(results.find(cell.key) is not None for cell in cells):
-        return report_of(run_cells(cells, {}, _EPOCHS, results, tell), nets)
+        return report_of(run_cells(cells, {}, results, tell), nets)
     if not torch.cuda.is_available():
         raise ConfigError("this needs a GPU", hint="Give --quick for a rough answer without.")
-    return report_of(run_cells(cells, data_folders(data_dir), _EPOCHS, results, tell), nets)
+    return report_of(run_cells(cells, data_folders(data_dir), results, tell), nets)
 
 
 def data_folders(data_dir: Path | None) -> dict[str, tuple[str, str | None]]:
@@ -165,7 +168,6 @@ def data_folders(data_dir: Path | None) -> dict[str, tuple[str, str | None]]:
 def run_cells(
     cells: Sequence[Cell],
     folders: Mapping[str, tuple[str, str | None]],
-    epochs: int,
     results: Results,
     tell: Callable[[str], None],
 ) -> dict[Cell, float]:
@@ -179,7 +181,7 @@ def run_cells(
         ThreadPoolExecutor(_AT_ONCE if torch.cuda.is_available() else 1) as pool,
     ):
         begun = {
-            pool.submit(_run, cell, folders, epochs, Path(scratch) / str(number)): cell
+            pool.submit(_run, cell, folders, Path(scratch) / str(number)): cell
             for number, cell in enumerate(cells)
             if cell not in found
         }
@@ -207,14 +209,11 @@ def _as_they_end(begun: Iterable[_Future], pool: ThreadPoolExecutor) -> Iterator
         failed.result()  # raises
 
 
-def _run(
-    cell: Cell, folders: Mapping[str, tuple[str, str | None]], epochs: int, out: Path
-) -> float:
+def _run(cell: Cell, folders: Mapping[str, tuple[str, str | None]], out: Path) -> float:
     data, folder = folders.get(cell.data, (cell.data, None))
     options = {
         **cell.options(),
         "data": data,
-        "epochs": str(epochs),
         "batch": "128",
         # A backward pass must be able to read weights as they are: nothing may be rounded.
         "precision": "fp32",
