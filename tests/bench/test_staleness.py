@@ -48,6 +48,7 @@ def test_every_cell_is_a_run_that_can_be_asked_for(cell: Cell) -> None:
         model=options.pop("model"),
         lr=float(options.pop("lr")),
         seed=int(options.pop("seed")),
+        epochs=int(options.pop("epochs")),
         virtual=bool(cell.cuts),
         **options,  # type: ignore[arg-type]
     )

@@ -134,4 +134,4 @@ def _verdict(bar: "Bar") -> tuple[str, str]:
 
 def _number(value: float) -> str:
     """Show a number with three digits that count."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.4g}"
