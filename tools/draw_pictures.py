@@ -88,7 +88,8 @@ def draw_staleness(source: Path, target: Path) -> None:
         for (model, stages, way), values in found.items()
         if min(values) > 10  # those that diverged would hide the others
     ]
-    drawn = tuple(row for row in rows if (row.task, 2, "plain") in found)
+    # A network that was cut at one depth only gives no curve.
+    drawn = tuple(row for row in rows if len({x for model, x, _ in found if model == row.task}) > 2)
     write_plot(Report("staleness", 0, drawn, (), "stages"), target)
     for (model, stages, way), values in found.items():
         each = ", ".join(f"{value:.2f}" for value in values)
