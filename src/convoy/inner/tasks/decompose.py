@@ -34,10 +34,16 @@ _SUMS: dict[Any, frozenset[int]] = {
     _aten.embedding_dense_backward.default: frozenset({0}),
     _aten.native_group_norm_backward.default: frozenset({1, 2}),
     _aten.native_layer_norm_backward.default: frozenset({1, 2}),
+    OPS.winograd_parts.default: frozenset({1}),
+    OPS.winograd_gradient.default: frozenset({0}),
     OPS.norm_parts.default: frozenset({0}),
     OPS.norm_back_parts.default: frozenset({0}),
+    OPS.rectified_parts.default: frozenset({1}),
     OPS.norm_back_total.default: frozenset({1, 2}),
 }
+_FOR_NORMS = frozenset(
+    {OPS.norm_parts.default, OPS.norm_back_parts.default, OPS.rectified_parts.default}
+)
 # What these give belongs to a group, though it has no place for each sample.
 _OWN: dict[Any, frozenset[int]] = {
     OPS.norm_total.default: frozenset({0}),
@@ -68,17 +74,20 @@ _LINEAR = frozenset(
 )
 
 
-def decompose(recording: Recording, *, norms: Literal["batch", "group"] = "batch") -> Plan:
+def decompose(
+    recording: Recording, *, norms: Literal["batch", "group"] = "batch", lanes: int = 0
+) -> Plan:
     """Sort a step into what each group does and what is done once.
 
     Args:
         recording: the step.
         norms: batch-norm's statistics are those of the whole batch, or each group's own.
+        lanes: numbers in a vector of the processor's, if it suits Winograd's convolutions, or 0.
 
     Raises:
         CannotCaptureError: an operation makes something else than a sum of many samples.
     """
-    lowered, updated = Lowering(recording, norms).run()
+    lowered, updated = Lowering(recording, norms, lanes).run()
     plan = Plan([], {}, recording, updated)
     _classify(plan, lowered)
     _name_layers(plan)
@@ -180,7 +189,7 @@ def _mark(plan: Plan) -> None:
     for part in reversed(plan.parts):
         outs = [out for out in part.operation.outs if out is not None]
         partial = all(plan.kinds[out] == "partial" for out in outs)
-        norm = part.operation.op in (OPS.norm_parts.default, OPS.norm_back_parts.default)
+        norm = part.operation.op in _FOR_NORMS
         is_view = any(r.alias_info is not None for r in part.operation.op._schema.returns)
         only_side = all(readers[out] == side_readers[out] for out in outs)
         part.side = (

@@ -27,6 +27,8 @@
 #include <thread>
 #include <vector>
 
+#include "spinlock.h"
+
 namespace convoy {
 
 using Clock = std::chrono::steady_clock;
@@ -346,7 +348,7 @@ class Engine : public torch::CustomClassHolder {
     queue.emplace_back(tasks_[task].priority, -task);
     std::push_heap(queue.begin(), queue.end());
     runs_[task].ready = now;
-    num_ready_.fetch_add(1, std::memory_order_release);
+    ++num_ready_;
   }
 
   // The best of all that are ready; among equals one whose numbers are in this thread's cache.
@@ -361,7 +363,7 @@ class Engine : public torch::CustomClassHolder {
     std::pop_heap(best->begin(), best->end());
     auto task = -best->back().second;
     best->pop_back();
-    num_ready_.fetch_sub(1, std::memory_order_release);
+    --num_ready_;
     return task;
   }
 
@@ -369,50 +371,49 @@ class Engine : public torch::CustomClassHolder {
     while (true) {
       for (int i = 0; i < kSpins && !num_ready_.load(std::memory_order_acquire) && !over_; ++i)
         pause();
-      std::unique_lock<std::mutex> lock(mutex_);
-      if (!num_ready_ && !over_) {
-        ++num_asleep_;
-        wake_.wait_for(lock, std::chrono::milliseconds(1), [&] { return num_ready_ || over_; });
-        --num_asleep_;
-      }
+      if (!num_ready_ && !over_) sleep();
       if (over_) return -1;
+      std::lock_guard<SpinLock> lock(lock_);
       auto task = pop(thread);
       if (task >= 0) return task;
     }
   }
 
+  void sleep() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++num_asleep_;
+    wake_.wait_for(lock, std::chrono::milliseconds(1), [&] { return num_ready_ || over_; });
+    --num_asleep_;
+  }
+
+  void wake_others() {
+    if (num_asleep_ == 0) return;
+    { std::lock_guard<std::mutex> lock(mutex_); }  // who is about to sleep sleeps by now
+    wake_.notify_all();
+  }
+
   // Notes that a task is done, and returns what this thread does next; -1: nothing is left.
   int64_t finish(int64_t task, int64_t thread, double now) {
     int64_t mine = -1;
-    bool wake = false;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<SpinLock> lock(lock_);
       for (auto next : tasks_[task].next)
         if (--before_left_[next] == 0) push(next, thread, now);
       if (--left_ == 0) over_ = true;
       if (!over_) mine = pop(thread);
-      wake = num_asleep_ > 0 && (over_ || num_ready_ > 0);
     }
-    if (wake) wake_.notify_all();
+    if (over_ || num_ready_) wake_others();
     if (over_) return -1;
     return mine >= 0 ? mine : take(thread);
   }
 
   void abandon(std::exception_ptr error) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<SpinLock> lock(lock_);
       if (!error_) error_ = error;
       over_ = true;
     }
-    wake_.notify_all();
-  }
-
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    std::this_thread::yield();
-#endif
+    wake_others();
   }
 
   static constexpr double kPreferred = 1.0 + 1e-9;
@@ -426,8 +427,10 @@ class Engine : public torch::CustomClassHolder {
   std::vector<std::vector<Entry>> queues_;  // of what is ready, one for each thread
   std::atomic<int64_t> num_ready_{0};
   std::atomic<bool> over_{false};
-  int64_t left_ = 0, num_asleep_ = 0;
-  std::mutex mutex_;
+  std::atomic<int64_t> num_asleep_{0};
+  int64_t left_ = 0;
+  SpinLock lock_;     // of the queues
+  std::mutex mutex_;  // of those who sleep
   std::condition_variable wake_;
   std::exception_ptr error_;
   bool profiling_ = false;

@@ -17,7 +17,7 @@ from torch import Tensor
 from convoy.inner.tasks.instructions import Instruction, Program, Slot
 from convoy.inner.tasks.tasks import Task
 
-_SOURCES = ("engine.cpp", "norms.cpp")
+_SOURCES = ("engine.cpp", "norms.cpp", "pool.cpp", "winograd.cpp")
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -50,6 +50,13 @@ def load_engine() -> None:
     except Exception as error:  # a tool chain may fail in any way
         text = str(error).strip().split("\n", 1)[0]
         raise NoEngineError(f"the task engine could not be compiled ({text})") from error
+
+
+def vector_lanes() -> int:
+    """Return the numbers in a vector of this processor's, or 0 if Winograd's are not for it."""
+    load_engine()
+    found: int = torch.ops.convoy.winograd_lanes()
+    return found
 
 
 def _build() -> None:

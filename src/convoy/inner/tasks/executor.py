@@ -19,7 +19,7 @@ from convoy.inner.eager import EagerExecutor
 from convoy.inner.executor import Sums
 from convoy.inner.tasks.capture import CannotCaptureError, Recording, capture, refs_in
 from convoy.inner.tasks.decompose import decompose
-from convoy.inner.tasks.engine import NativeEngine, NoEngineError, load_engine
+from convoy.inner.tasks.engine import NativeEngine, NoEngineError, load_engine, vector_lanes
 from convoy.inner.tasks.instructions import Program, Sgd
 from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.portable import PortableEngine
@@ -169,7 +169,8 @@ class TasksExecutor:
                 self._tell(f"{error}: tasks run one after the other, which is no faster than eager")
         self._is_keyed = any(recording.keys in refs_in(call) for call in recording.operations)
         self._check(recording, shape)
-        self._plan = decompose(recording, norms=self._grain_of(1).norms)
+        norms = self._grain_of(1).norms
+        self._plan = decompose(recording, norms=norms, lanes=self._lanes())
 
     def _check(self, recording: Recording, shape: tuple[int, int, int]) -> None:
         """Compare with plain PyTorch on a few samples in two groups.
@@ -185,7 +186,7 @@ class TasksExecutor:
             way = replace(way, precision="fp64")
             way.place(model)
             recording = capture(model, way, shape, label_smoothing=smoothing)
-        plan = decompose(copy.deepcopy(recording))
+        plan = decompose(copy.deepcopy(recording), lanes=self._lanes())
         twin = copy.deepcopy(model)
         twin_executor = EagerExecutor(
             twin, optim.SGD(twin.parameters()), way, label_smoothing=smoothing
@@ -214,6 +215,9 @@ class TasksExecutor:
         self._steps.clear()
         self._bound.clear()
         self._tell(f"{why}; training goes on with the executor 'eager'")
+
+    def _lanes(self) -> int:
+        return 0 if self._portable else vector_lanes()
 
     def _make_engine(self, program: Program) -> Engine:
         return PortableEngine(program) if self._portable else NativeEngine(program)

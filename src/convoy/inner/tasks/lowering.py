@@ -2,7 +2,8 @@
 
 A batch-norm becomes what each group adds to its statistics, their total, and what all of it makes
 of each group (norms.py); a rectifier behind it, or a residual sum and a rectifier, becomes part of
-it. A backward convolution is asked for its error and for its gradients apart.
+it. A backward convolution is asked for its error and for its gradients apart. Convolutions of 3x3
+become Winograd's where the processor is made for it (winograd.py), and count for a norm behind them.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import torch
 
 from convoy.inner.tasks.capture import CannotCaptureError, Operation, Recording, Ref, refs_in
 from convoy.inner.tasks.norms import OPS
+from convoy.inner.tasks.winograd import suits
 
 _aten = torch.ops.aten
 _NORM_FORWARD = frozenset({_aten.native_batch_norm.default})
@@ -38,10 +40,16 @@ class Counts:
 
 
 class Lowering:
-    """Replaces batch-norms and splits backward convolutions."""
+    """Replaces batch-norms and splits backward convolutions.
 
-    def __init__(self, recording: Recording, norms: str) -> None:
-        self._recording = recording
+    Args:
+        recording: the step.
+        norms: whose statistics a batch-norm uses: of the whole "batch", or of each "group".
+        lanes: numbers in a vector of the processor's, if it suits Winograd's convolutions, or 0.
+    """
+
+    def __init__(self, recording: Recording, norms: str, lanes: int) -> None:
+        self._recording, self._lanes = recording, lanes
         self._exact = norms == "batch"
         self._users = _users(recording)
         self._made_by = {o: op for op in recording.operations for o in op.outs if o is not None}
@@ -53,6 +61,9 @@ class Lowering:
         self._late: dict[int, Operation] = {}  # norms that are done where their rectifier was
         self._gone: set[int] = set()  # values that are no longer made
         self._behind: dict[int, tuple[int, int]] = {}  # threshold_backward: its inputs
+        self._counted: dict[int, int] = {}  # a convolution's output -> what it adds to a norm
+        self._returning: dict[int, Operation] = {}  # what flows back to a norm and to others
+        self._returned: dict[int, int] = {}  # what flows back to a norm -> what that adds to it
 
     def run(self) -> tuple[list[Operation], set[str]]:
         """Return the operations that take the place of the recorded ones."""
@@ -63,8 +74,12 @@ class Lowering:
                 self._norm_forward(operation)
             elif operation.op in _NORM_BACKWARD:
                 self._norm_backward(operation)
+            elif operation.op is _aten.convolution.default:
+                self._convolution(operation)
             elif operation.op is _aten.convolution_backward.default:
                 self._split_convolution(operation)
+            elif operation.op is _aten.threshold_backward.default:
+                self._rectifier_backward(operation)
             elif operation.outs[0] in self._late:
                 self._done.append(self._late[operation.outs[0]])
             elif operation.outs[0] not in self._gone:
@@ -86,11 +101,15 @@ class Lowering:
             if operation.op is _aten.threshold_backward.default and operation.args[2] == 0:
                 dy, y, out = operation.args[0], operation.args[1], operation.outs[0]
                 assert out is not None
-                users = self._users[out]
-                only_norm = len(users) == 1 and users[0].op in _NORM_BACKWARD
-                if only_norm and y.value in self._rectified.values():
+                norms = [user for user in self._users[out] if user.op in _NORM_BACKWARD]
+                if len(norms) != 1 or y.value not in self._rectified.values():
+                    continue
+                if len(self._users[out]) == 1:
                     self._behind[out] = (dy.value, y.value)
                     self._gone.add(out)
+                elif norms[0].args[0] == Ref(out):
+                    self._returning[out] = norms[0]
+                    self._gone.update(self._sum_before(dy))
 
     def _fuse_forward(self, relu: Operation) -> None:
         made_by = self._made_by
@@ -136,13 +155,15 @@ class Lowering:
             return
         y, old_mean, old_scale = operation.outs
         assert y is not None
-        parts, total = self._new(), self._new()
-        places = self._places(x.value)
+        total, places = self._new(), self._places(x.value)
+        parts = self._counted.get(x.value)
+        if parts is None:
+            parts = self._new()
+            self._done.append(Operation(OPS.norm_parts.default, (x,), {}, (parts,)))
         held = [self._buffer_behind(item) for item in (mean, var)]
         out = self._rectified.get(y, y)
         every = ([All(parts)], Counts(places, "each"), *held, momentum, eps)
         own = ([Ref(parts)], [Counts(places, "own")], None, None, momentum, eps)
-        self._done.append(Operation(OPS.norm_parts.default, (x,), {}, (parts,)))
         if not self._exact:  # the running statistics are those of the whole batch all the same
             self._done.append(Operation(OPS.norm_total.default, every, {}, (self._new(),)))
         args = every if self._exact else own
@@ -157,6 +178,36 @@ class Lowering:
             if value is not None:
                 self._totals[value] = total
 
+    def _sum_before(self, dy: Ref) -> list[int]:
+        """Return a sum of two that nobody else asks for: a rectifier adds it up by itself."""
+        maker = self._made_by.get(dy.value)
+        if maker is None or maker.op is not _aten.add.Tensor or maker.kwargs:
+            return []
+        plain = len(maker.args) == 2 and all(
+            isinstance(item, Ref)
+            and self._recording.shapes[item.value] == self._recording.shapes[dy.value]
+            and self._recording.types[item.value] == self._recording.types[dy.value]
+            for item in maker.args
+        )
+        return [dy.value] if plain and len(self._users[dy.value]) == 1 else []
+
+    def _rectifier_backward(self, operation: Operation) -> None:
+        """Let a rectifier behind a norm and a shortcut count for the norm."""
+        dy, y, _ = operation.args
+        out = operation.outs[0]
+        assert out is not None
+        norm = self._returning.get(out)
+        if norm is None or norm.args[5].value not in self._totals:
+            if out not in self._gone:
+                self._done.append(operation)
+            return
+        more = None
+        if dy.value in self._gone:
+            dy, more = self._made_by[dy.value].args
+        parts = self._returned[out] = self._new()
+        args = (dy, more, y, norm.args[1], Ref(self._totals[norm.args[5].value]))
+        self._done.append(Operation(OPS.rectified_parts.default, args, {}, (out, parts)))
+
     def _norm_backward(self, operation: Operation) -> None:
         dy, x, weight, _, _, mean, _, training, _, _ = operation.args
         if not training or mean.value not in self._totals:
@@ -166,19 +217,17 @@ class Lowering:
         if dy.value in self._behind:
             dy, y = (Ref(value) for value in self._behind[dy.value])
         dx, d_weight, d_bias = operation.outs
-        parts, sums = self._new(), self._new()
+        sums = self._new()
+        parts = self._returned.get(dy.value)
+        if parts is None:
+            parts = self._new()
+            args = (dy, x, total, y)
+            self._done.append(Operation(OPS.norm_back_parts.default, args, {}, (parts,)))
         like = weight if weight is not None else total  # not x: all groups' sums are added once
         count = Counts(self._places(x.value), "all" if self._exact else "own")
         those = [All(parts) if self._exact else Ref(parts)]
-        self._done += [
-            Operation(OPS.norm_back_parts.default, (dy, x, total, y), {}, (parts,)),
-            Operation(
-                OPS.norm_back_total.default,
-                (those, total, like),
-                {},
-                (sums, d_weight, d_bias),
-            ),
-        ]
+        outs = (sums, d_weight, d_bias)
+        self._done.append(Operation(OPS.norm_back_total.default, (those, total, like), {}, outs))
         if dx is not None:
             args = (dy, x, total, Ref(sums), weight, count, y)
             self._done.append(Operation(OPS.norm_back_apply.default, args, {}, (dx,)))
@@ -201,13 +250,42 @@ class Lowering:
         self._updated.add(names[source])
         return Ref(source)
 
+    def _convolution(self, operation: Operation) -> None:
+        if not suits(self._recording, operation, self._lanes):
+            self._done.append(operation)
+            return
+        x, weight, bias, *_ = operation.args
+        (y,) = operation.outs
+        assert y is not None
+        args = (x, self._filters(weight, error=False), bias)
+        if any(user.op in _NORM_FORWARD and user.args[5] for user in self._users[y]):
+            parts = self._counted[y] = self._new()
+            self._done.append(Operation(OPS.winograd_parts.default, args, {}, (y, parts)))
+        else:
+            self._done.append(Operation(OPS.winograd.default, args, {}, (y,)))
+
+    def _filters(self, weight: Ref, *, error: bool) -> Ref:
+        """Have a convolution's filters brought into the form that its products read."""
+        made = self._new()
+        self._done.append(Operation(OPS.winograd_filters.default, (weight, error), {}, (made,)))
+        return Ref(made)
+
     def _split_convolution(self, operation: Operation) -> None:
         """Ask for the error and for the gradients apart: only the first is waited for."""
         *rest, (error, weight, bias) = operation.args
         dx, dw, db = operation.outs
+        short = suits(self._recording, operation, self._lanes)
         if error and dx is not None:
-            args = (*rest, [True, False, False])
-            self._done.append(Operation(operation.op, args, {}, (dx, None, None)))
+            if short:
+                args = (rest[0], self._filters(rest[2], error=True), None)
+                self._done.append(Operation(OPS.winograd.default, args, {}, (dx,)))
+            else:
+                args = (*rest, [True, False, False])
+                self._done.append(Operation(operation.op, args, {}, (dx, None, None)))
+        if dw is not None and short:
+            args = (rest[0], rest[1])
+            self._done.append(Operation(OPS.winograd_gradient.default, args, {}, (dw,)))
+            dw, weight = None, False
         if dw is not None or db is not None:
             args = (*rest, [False, weight, bias])
             self._done.append(Operation(operation.op, args, {}, (None, dw, db)))

@@ -9,8 +9,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
+
+#include "pool.h"
 
 namespace convoy {
 
@@ -53,51 +56,67 @@ Layout layout_of(const Tensor& x) {
 
 // ---------------------------------------------------------------- loops
 
-template <typename A, int W, typename F>
+// Several sums at once, which f gives as an array; sums[k][c] are K rows of all channels.
+template <typename A, int W, int K, typename F>
 inline void sum_block(int64_t rows, int64_t channels, int64_t first, double* sums, const F& f) {
-  double total[W] = {};
+  double total[K][W] = {};
   for (int64_t start = 0; start < rows; start += kFlush) {
-    A some[2][W] = {};
+    A some[K][2][W] = {};
     int64_t stop = std::min(rows, start + kFlush), row = start;
     for (; row + 1 < stop; row += 2)
-      for (int k = 0; k < 2; ++k)
-        for (int w = 0; w < W; ++w) some[k][w] += f((row + k) * channels + first + w, first + w);
+      for (int half = 0; half < 2; ++half)
+#pragma GCC ivdep
+        for (int w = 0; w < W; ++w) {
+          auto found = f((row + half) * channels + first + w, first + w);
+          for (int k = 0; k < K; ++k) some[k][half][w] += found[k];
+        }
     for (; row < stop; ++row)
-      for (int w = 0; w < W; ++w) some[0][w] += f(row * channels + first + w, first + w);
-    for (int w = 0; w < W; ++w) total[w] += double(some[0][w]) + double(some[1][w]);
+      for (int w = 0; w < W; ++w) {
+        auto found = f(row * channels + first + w, first + w);
+        for (int k = 0; k < K; ++k) some[k][0][w] += found[k];
+      }
+    for (int k = 0; k < K; ++k)
+      for (int w = 0; w < W; ++w) total[k][w] += double(some[k][0][w]) + double(some[k][1][w]);
   }
-  for (int w = 0; w < W; ++w) sums[first + w] = total[w];
+  for (int k = 0; k < K; ++k)
+    for (int w = 0; w < W; ++w) sums[k * channels + first + w] = total[k][w];
 }
 
-template <typename A, typename F>
-inline double sum_plane(int64_t start, int64_t count, int64_t channel, const F& f) {
-  double total = 0;
+template <typename A, int K, typename F>
+inline void sum_plane(
+    int64_t start, int64_t count, int64_t channel, int64_t channels, double* sums, const F& f) {
   for (int64_t from = 0; from < count; from += kFlush) {
-    A some[kLanes] = {};
+    A some[K][kLanes] = {};
     int64_t stop = std::min(count, from + kFlush), i = from;
     for (; i + kLanes <= stop; i += kLanes)
-      for (int w = 0; w < kLanes; ++w) some[w] += f(start + i + w, channel);
-    for (int w = 0; i < stop; ++i, ++w) some[w] += f(start + i, channel);
-    for (int w = 0; w < kLanes; ++w) total += some[w];
+#pragma GCC ivdep
+      for (int w = 0; w < kLanes; ++w) {
+        auto found = f(start + i + w, channel);
+        for (int k = 0; k < K; ++k) some[k][w] += found[k];
+      }
+    for (int w = 0; i < stop; ++i, ++w) {
+      auto found = f(start + i, channel);
+      for (int k = 0; k < K; ++k) some[k][w] += found[k];
+    }
+    for (int k = 0; k < K; ++k)
+      for (int w = 0; w < kLanes; ++w) sums[k * channels + channel] += some[k][w];
   }
-  return total;
 }
 
-// sums[c] = the sum of f(place, c) over all places of channel c.
-template <typename A, typename F>
+// sums[k][c] = the sum of f(place, c)[k] over all places of channel c.
+template <typename A, int K, typename F>
 void sum_by_channel(const Layout& at, double* sums, const F& f) {
   if (at.inner == 1) {
     int64_t c = 0;
     for (; c + kLanes <= at.channels; c += kLanes)
-      sum_block<A, kLanes>(at.outer, at.channels, c, sums, f);
-    for (; c < at.channels; ++c) sum_block<A, 1>(at.outer, at.channels, c, sums, f);
+      sum_block<A, kLanes, K>(at.outer, at.channels, c, sums, f);
+    for (; c < at.channels; ++c) sum_block<A, 1, K>(at.outer, at.channels, c, sums, f);
     return;
   }
-  for (int64_t c = 0; c < at.channels; ++c) {
-    sums[c] = 0;
+  std::fill_n(sums, K * at.channels, 0.0);
+  for (int64_t c = 0; c < at.channels; ++c)
     for (int64_t n = 0; n < at.outer; ++n)
-      sums[c] += sum_plane<A>((n * at.channels + c) * at.inner, at.inner, c, f);
-  }
+      sum_plane<A, K>((n * at.channels + c) * at.inner, at.inner, c, at.channels, sums, f);
 }
 
 // f(place, c) for every number.
@@ -130,18 +149,26 @@ auto by_type(const Tensor& x, const F& f) {
   }
 }
 
-template <typename A>
-std::vector<A> numbers(const std::optional<Tensor>& given, int64_t count, double otherwise) {
-  std::vector<A> found(count, A(otherwise));
+// A few numbers, of any type: without a call of torch's, which would take longer than the rest.
+std::vector<double> numbers(const std::optional<Tensor>& given, int64_t count, double otherwise) {
+  std::vector<double> found(count, otherwise);
   if (given.has_value() && given->defined()) {
-    auto values = given->to(at::kDouble).contiguous();
-    auto* from = values.data_ptr<double>();
-    for (int64_t i = 0; i < count; ++i) found[i] = A(from[i]);
+    TORCH_CHECK(given->is_contiguous() && given->numel() == count);
+    by_type(*given, [&](auto sample) {
+      auto* from = given->const_data_ptr<decltype(sample)>();
+      for (int64_t i = 0; i < count; ++i) found[i] = double(from[i]);
+    });
   }
   return found;
 }
 
-Tensor table(int64_t channels) { return at::empty({2, channels}, at::kDouble); }
+Tensor table(int64_t channels) { return pooled({2, channels}, at::kDouble); }
+
+std::vector<const double*> data_of(at::TensorList parts) {
+  std::vector<const double*> found;
+  for (const auto& part : parts) found.push_back(part.const_data_ptr<double>());
+  return found;
+}
 
 // ---------------------------------------------------------------- forward
 
@@ -156,16 +183,16 @@ Tensor norm_parts(const Tensor& given) {
     using T = decltype(sample);
     using A = typename Sum<T>::type;
     const T* from = x.const_data_ptr<T>();
-    sum_by_channel<A>(at, mean, [=](int64_t i, int64_t) { return A(from[i]); });
+    sum_by_channel<A, 1>(at, mean, [=](int64_t i, int64_t) { return std::array{A(from[i])}; });
     std::vector<A> middle(at.channels);
     for (int64_t c = 0; c < at.channels; ++c) {
       mean[c] /= double(at.outer * at.inner);
       middle[c] = A(mean[c]);
     }
     const A* m = middle.data();
-    sum_by_channel<A>(at, squares, [=](int64_t i, int64_t c) {
+    sum_by_channel<A, 1>(at, squares, [=](int64_t i, int64_t c) {
       A d = A(from[i]) - m[c];
-      return d * d;
+      return std::array{d * d};
     });
     // The mean was rounded to subtract it: tell which one the distances belong to.
     for (int64_t c = 0; c < at.channels; ++c) mean[c] = double(middle[c]);
@@ -196,20 +223,20 @@ Tensor norm_total(
   for (auto count : counts) all += double(count);
   auto found = table(channels);
   std::vector<double> means(channels), variances(channels);
-  for (int64_t c = 0; c < channels; ++c) {
-    double mean = 0, squares = 0;
-    for (size_t g = 0; g < parts.size(); ++g)
-      mean += double(counts[g]) * parts[g].const_data_ptr<double>()[c];
-    mean /= all;
-    for (size_t g = 0; g < parts.size(); ++g) {
-      auto* part = parts[g].const_data_ptr<double>();
-      double off = part[c] - mean;
-      squares += part[channels + c] + double(counts[g]) * off * off;
+  auto from = data_of(parts);
+  auto* to = found.data_ptr<double>();
+  for (size_t g = 0; g < from.size(); ++g)
+    for (int64_t c = 0; c < channels; ++c) means[c] += double(counts[g]) * from[g][c];
+  for (auto& mean : means) mean /= all;
+  for (size_t g = 0; g < from.size(); ++g)
+    for (int64_t c = 0; c < channels; ++c) {
+      double off = from[g][c] - means[c];
+      variances[c] += from[g][channels + c] + double(counts[g]) * off * off;
     }
-    means[c] = mean;
-    variances[c] = squares / std::max(all - 1, 1.0);
-    found.data_ptr<double>()[c] = mean;
-    found.data_ptr<double>()[channels + c] = 1 / std::sqrt(squares / all + eps);
+  for (int64_t c = 0; c < channels; ++c) {
+    to[c] = means[c];
+    to[channels + c] = 1 / std::sqrt(variances[c] / all + eps);
+    variances[c] /= std::max(all - 1, 1.0);
   }
   blend(running_mean, means, momentum);
   blend(running_var, variances, momentum);
@@ -228,13 +255,13 @@ Tensor norm_apply(
   bool adds = given_plus.has_value() && given_plus->defined();
   auto plus = adds ? dense_like(*given_plus, x) : Tensor();
   auto at = layout_of(x);
-  auto y = at::empty_like(x);
+  auto y = pooled_like(x);
   auto* mean = total.const_data_ptr<double>();
   auto* scale = mean + at.channels;
   by_type(x, [&](auto sample) {
     using T = decltype(sample);
     using A = typename Sum<T>::type;
-    auto a = numbers<double>(weight, at.channels, 1), b = numbers<double>(bias, at.channels, 0);
+    auto a = numbers(weight, at.channels, 1), b = numbers(bias, at.channels, 0);
     std::vector<A> slope(at.channels), shift(at.channels);
     for (int64_t c = 0; c < at.channels; ++c) {
       slope[c] = A(a[c] * scale[c]);
@@ -272,7 +299,24 @@ inline A through(const T* dy, const T* y, int64_t i) {
   return height > A(0) ? flow : A(0);
 }
 
-// Of each channel the sum of what flows back, and of that times (x - mean).
+// Of each channel the sum of what flows back, and of that times (x - mean). What flows to a place
+// is told by `flow`, which is asked once for each.
+template <typename T, typename F>
+Tensor back_parts(const Tensor& x, const Tensor& total, const F& flow) {
+  using A = typename Sum<T>::type;
+  auto at = layout_of(x);
+  auto found = table(at.channels);
+  auto* middle = total.const_data_ptr<double>();
+  std::vector<A> mean(middle, middle + at.channels);
+  const A* m = mean.data();
+  const T* from = x.const_data_ptr<T>();
+  sum_by_channel<A, 2>(at, found.data_ptr<double>(), [=](int64_t i, int64_t c) {
+    A now = flow(i);
+    return std::array{now, now * (A(from[i]) - m[c])};
+  });
+  return found;
+}
+
 Tensor norm_back_parts(
     const Tensor& given_dy,
     const Tensor& given_x,
@@ -281,28 +325,43 @@ Tensor norm_back_parts(
   auto x = dense(given_x), dy = dense_like(given_dy, x);
   bool cut = given_y.has_value() && given_y->defined();
   auto y = cut ? dense_like(*given_y, x) : Tensor();
-  auto at = layout_of(x);
-  auto found = table(at.channels);
-  auto* sums = found.data_ptr<double>();
-  by_type(x, [&](auto sample) {
+  return by_type(x, [&](auto sample) {
     using T = decltype(sample);
     using A = typename Sum<T>::type;
-    auto mean = numbers<A>(total[0], at.channels, 0);
-    const A* m = mean.data();
-    const T* from = x.const_data_ptr<T>();
     const T *d = dy.template const_data_ptr<T>(), *z = cut ? y.template const_data_ptr<T>() : nullptr;
-    auto both = [&](auto flow) {
-      sum_by_channel<A>(at, sums, [=](int64_t i, int64_t) { return flow(i); });
-      sum_by_channel<A>(at, sums + at.channels, [=](int64_t i, int64_t c) {
-        return flow(i) * (A(from[i]) - m[c]);
-      });
-    };
-    if (cut)
-      both([=](int64_t i) { return through<A>(d, z, i); });
-    else
-      both([=](int64_t i) { return A(d[i]); });
+    return cut ? back_parts<T>(x, total, [=](int64_t i) { return through<A>(d, z, i); })
+               : back_parts<T>(x, total, [=](int64_t i) { return A(d[i]); });
   });
-  return found;
+}
+
+// The same for a norm whose rectifier has others behind it, too: they also want what flows back.
+// `more` comes by another way, and is added.
+std::tuple<Tensor, Tensor> rectified_parts(
+    const Tensor& given_dy,
+    const std::optional<Tensor>& given_more,
+    const Tensor& given_y,
+    const Tensor& given_x,
+    const Tensor& total) {
+  auto x = dense(given_x), dy = dense_like(given_dy, x), y = dense_like(given_y, x);
+  bool adds = given_more.has_value() && given_more->defined();
+  auto more = adds ? dense_like(*given_more, x) : Tensor();
+  auto flow = pooled_like(x);
+  auto parts = by_type(x, [&](auto sample) {
+    using T = decltype(sample);
+    using A = typename Sum<T>::type;
+    const T *d = dy.template const_data_ptr<T>(), *z = y.template const_data_ptr<T>();
+    T* to = flow.template data_ptr<T>();
+    auto cut = [=](int64_t i, A now) {
+      to[i] = T(A(z[i]) > A(0) ? now : A(0));
+      return A(to[i]);
+    };
+    if (!adds) return back_parts<T>(x, total, [=](int64_t i) { return cut(i, A(d[i])); });
+    const T* e = more.template const_data_ptr<T>();
+    // Rounded where torch's own sum would have been.
+    return back_parts<T>(
+        x, total, [=](int64_t i) { return cut(i, A(T(A(d[i]) + A(e[i])))); });
+  });
+  return {flow, parts};
 }
 
 // The sums over all groups, and from them the gradients of weight and bias.
@@ -312,15 +371,19 @@ std::tuple<Tensor, Tensor, Tensor> norm_back_total(
   auto sums = table(channels);
   auto* to = sums.data_ptr<double>();
   auto* scale = total.const_data_ptr<double>() + channels;
-  auto weight = table(channels);
-  for (int64_t i = 0; i < 2 * channels; ++i) {
-    to[i] = 0;
-    for (const auto& part : parts) to[i] += part.const_data_ptr<double>()[i];
-  }
-  auto* w = weight.data_ptr<double>();
-  for (int64_t c = 0; c < channels; ++c) w[c] = to[channels + c] * scale[c];
-  auto type = like.scalar_type();
-  return {sums, weight[0].to(type), sums[0].to(type)};
+  std::fill_n(to, 2 * channels, 0.0);
+  for (auto* part : data_of(parts))
+    for (int64_t i = 0; i < 2 * channels; ++i) to[i] += part[i];
+  auto weight = pooled({channels}, like.scalar_type()), bias = pooled_like(weight);
+  by_type(like, [&](auto sample) {
+    using T = decltype(sample);
+    T *w = weight.data_ptr<T>(), *b = bias.data_ptr<T>();
+    for (int64_t c = 0; c < channels; ++c) {
+      w[c] = T(to[channels + c] * scale[c]);
+      b[c] = T(to[c]);
+    }
+  });
+  return {sums, weight, bias};
 }
 
 // What flows back to x.
@@ -336,13 +399,13 @@ Tensor norm_back_apply(
   bool cut = given_y.has_value() && given_y->defined();
   auto y = cut ? dense_like(*given_y, x) : Tensor();
   auto at = layout_of(x);
-  auto dx = at::empty_like(x);
+  auto dx = pooled_like(x);
   auto *mean = total.const_data_ptr<double>(), *scale = mean + at.channels;
   auto *flow = sums.const_data_ptr<double>(), *with_x = flow + at.channels;
   by_type(x, [&](auto sample) {
     using T = decltype(sample);
     using A = typename Sum<T>::type;
-    auto a = numbers<double>(weight, at.channels, 1);
+    auto a = numbers(weight, at.channels, 1);
     std::vector<A> by_dy(at.channels), by_x(at.channels), rest(at.channels);
     for (int64_t c = 0; c < at.channels; ++c) {
       double slope = a[c] * scale[c];
@@ -400,6 +463,7 @@ TORCH_LIBRARY_IMPL(convoy, CPU, m) {
   m.impl("norm_total", &convoy::norm_total);
   m.impl("norm_apply", &convoy::norm_apply);
   m.impl("norm_back_parts", &convoy::norm_back_parts);
+  m.impl("rectified_parts", &convoy::rectified_parts);
   m.impl("norm_back_total", &convoy::norm_back_total);
   m.impl("norm_back_apply", &convoy::norm_back_apply);
   m.impl("sum_parts", &convoy::sum_parts);

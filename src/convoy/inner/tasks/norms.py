@@ -27,6 +27,8 @@ _SCHEMAS = (
     "norm_apply(Tensor x, Tensor total, Tensor? weight, Tensor? bias, Tensor? plus, bool relu) "
     "-> Tensor",
     "norm_back_parts(Tensor dy, Tensor x, Tensor total, Tensor? y) -> Tensor",
+    "rectified_parts(Tensor dy, Tensor? more, Tensor y, Tensor x, Tensor total) "
+    "-> (Tensor, Tensor)",
     "norm_back_total(Tensor[] parts, Tensor total, Tensor like) -> (Tensor, Tensor, Tensor)",
     "norm_back_apply(Tensor dy, Tensor x, Tensor total, Tensor sums, Tensor? weight, int count, "
     "Tensor? y) -> Tensor",
@@ -86,6 +88,14 @@ def norm_back_parts(dy: Tensor, x: Tensor, total: Tensor, y: Tensor | None) -> T
     """Return each channel's sum of what flows back, and of that times (x - mean)."""
     flow = _rows(_cut(dy, y))
     return torch.stack([flow.sum(0), (flow * (_rows(x) - total[0])).sum(0)])
+
+
+def rectified_parts(
+    dy: Tensor, more: Tensor | None, y: Tensor, x: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what gets through a norm's rectifier, and what `norm_back_parts` makes of it."""
+    flow = _cut(dy if more is None else dy + more, y)
+    return flow, norm_back_parts(flow, x, total, None)
 
 
 def norm_back_total(
@@ -149,6 +159,7 @@ PORTABLE = {
         norm_total,
         norm_apply,
         norm_back_parts,
+        rectified_parts,
         norm_back_total,
         norm_back_apply,
         sum_parts,

@@ -1,0 +1,470 @@
+// Convolutions with filters of 3x3 by Winograd's short products, in fp32.
+//
+// A tile of 2x2 results is made of 4x4 inputs with 16 products for each pair of channels where the
+// plain way takes 36 (Lavin and Gray 2016, F(2x2, 3x3)):
+//
+//     Y  = A' [(G g G') * (B' d B)] A          forward; the error is the same with turned filters
+//     dg = G' [(A dY A') * (B' d B)] G         the filters' gradient
+//
+// In these domains ("planes" 0 to 15) the sums over channels and over tiles are matrix products.
+// Sixteen channels are one vector, so this is for processors with vectors of 512 bits; on others
+// `winograd_lanes` is 0 and nobody calls the rest. Images lie channels last.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "pool.h"
+
+namespace convoy {
+
+using at::Tensor;
+
+constexpr int64_t kLane = 16;     // numbers in a vector
+constexpr int64_t kPlanes = 16;   // of a tile of 4x4
+constexpr int64_t kTogether = 16; // accumulators of a small product: tiles x vectors
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef float Anywhere __attribute__((vector_size(64), aligned(4), may_alias));
+
+inline Lanes load(const float* from) { return *reinterpret_cast<const Anywhere*>(from); }
+inline void store(float* to, Lanes value) { *reinterpret_cast<Anywhere*>(to) = value; }
+
+// ---------------------------------------------------------------- shapes
+
+struct Shape {
+  int64_t samples, channels, height, width;
+
+  explicit Shape(const Tensor& x)
+      : samples(x.size(0)), channels(x.size(1)), height(x.size(2)), width(x.size(3)) {}
+
+  int64_t across() const { return width / 2; }            // tiles in a row
+  int64_t rows() const { return samples * (height / 2); }  // rows of tiles
+};
+
+Tensor channels_last(const Tensor& x) { return x.contiguous(at::MemoryFormat::ChannelsLast); }
+
+// So many vectors of one side of a product are held at a time.
+int64_t vectors_for(int64_t channels) {
+  return channels % (4 * kLane) == 0 ? 4 : channels % (2 * kLane) == 0 ? 2 : 1;
+}
+
+// Calls f with the number as a constant.
+template <typename F>
+void with_vectors(int64_t vectors, const F& f) {
+  if (vectors == 4) f(std::integral_constant<int, 4>());
+  else if (vectors == 2) f(std::integral_constant<int, 2>());
+  else f(std::integral_constant<int, 1>());
+}
+
+// Rows of tiles that are worked on together, so that their planes fit a core's cache.
+struct Block {
+  int64_t rows, tiles;  // tiles: a multiple of what a product takes at once
+
+  Block(const Shape& shape, int64_t wanted) {
+    rows = std::min(std::max<int64_t>(1, wanted / shape.across()), shape.rows());
+    tiles = (rows * shape.across() + kTogether - 1) / kTogether * kTogether;
+  }
+};
+
+// Memory for numbers in between, at the start of a cache line; it is kept for the next time.
+class Room {
+ public:
+  float* of(int64_t count) {
+    if (count > count_) {
+      held_.reset(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64)));
+      std::fill_n(held_.get(), count, 0.0f);  // what no tile fills is multiplied, too
+      count_ = count;
+    }
+    return held_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* held) const { std::free(held); }
+  };
+  std::unique_ptr<float, Free> held_;
+  int64_t count_ = 0;
+};
+
+Room& room(int which) {
+  static thread_local Room rooms[4];
+  return rooms[which];
+}
+
+// Sixteen planes of [tiles][channels]; a line apart, or all would fall on the same cache sets.
+struct Planes {
+  int64_t channels, stride;
+  float* data;
+
+  Planes(int64_t tiles, int64_t channels, Room& room)
+      : channels(channels), stride(tiles * channels + kLane), data(room.of(kPlanes * stride)) {}
+
+  float* at(int64_t plane, int64_t tile = 0) const { return data + plane * stride + tile * channels; }
+};
+
+// ---------------------------------------------------------------- to the planes and back
+
+// One column of a tile: B' d.
+struct Column {
+  Lanes row[4] = {};
+
+  Column() = default;
+  Column(const float* const rows[4], int64_t at) {
+    Lanes d0 = load(rows[0] + at), d1 = load(rows[1] + at);
+    Lanes d2 = load(rows[2] + at), d3 = load(rows[3] + at);
+    row[0] = d0 - d2;
+    row[1] = d1 + d2;
+    row[2] = d2 - d1;
+    row[3] = d1 - d3;
+  }
+};
+
+// B' d B of a row of tiles, from four rows of the image.
+void spread_inputs(const float* const rows[4], const Shape& shape, const Planes& to, int64_t tile) {
+  int64_t channels = shape.channels;
+  for (int64_t c = 0; c < channels; c += kLane) {
+    Column first, second(rows, c);  // what lies left of the image is 0
+    float* out = to.at(0, tile) + c;
+    for (int64_t x = 1; x < shape.width; x += 2, out += channels) {
+      Column third(rows, x * channels + c);
+      Column fourth = x + 1 < shape.width ? Column(rows, (x + 1) * channels + c) : Column();
+      for (int i = 0; i < 4; ++i) {
+        float* at = out + 4 * i * to.stride;
+        store(at, first.row[i] - third.row[i]);
+        store(at + to.stride, second.row[i] + third.row[i]);
+        store(at + 2 * to.stride, third.row[i] - second.row[i]);
+        store(at + 3 * to.stride, second.row[i] - fourth.row[i]);
+      }
+      first = third;
+      second = fourth;
+    }
+  }
+}
+
+// The same for a block of rows of tiles, wherever these begin and end in the images.
+void spread_block(const float* images, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
+  int64_t line = shape.width * shape.channels, down = shape.height / 2;
+  const float* nothing = room(3).of(line);  // nobody writes there
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t sample = (row + i) / down, top = (row + i) % down * 2 - 1;
+    const float* rows[4];
+    for (int64_t k = 0; k < 4; ++k) {
+      bool inside = top + k >= 0 && top + k < shape.height;
+      rows[k] = inside ? images + (sample * shape.height + top + k) * line : nothing;
+    }
+    spread_inputs(rows, shape, to, i * shape.across());
+  }
+}
+
+// A dY A' of a block of rows of tiles.
+void spread_errors(const float* errors, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
+  int64_t channels = shape.channels, line = shape.width * channels;
+  for (int64_t i = 0; i < count; ++i) {
+    const float* upper = errors + (row + i) * 2 * line;
+    for (int64_t c = 0; c < channels; c += kLane) {
+      float* out = to.at(0, i * shape.across()) + c;
+      for (int64_t x = 0; x < shape.width; x += 2, out += channels) {
+        const float* from = upper + x * channels + c;
+        Lanes a = load(from), b = load(from + channels);
+        Lanes d = load(from + line), e = load(from + line + channels);
+        Lanes left[4] = {a, a + d, a - d, -d}, right[4] = {b, b + e, b - e, -e};
+        for (int k = 0; k < 4; ++k) {
+          float* at = out + 4 * k * to.stride;
+          store(at, left[k]);
+          store(at + to.stride, left[k] + right[k]);
+          store(at + 2 * to.stride, left[k] - right[k]);
+          store(at + 3 * to.stride, -right[k]);
+        }
+      }
+    }
+  }
+}
+
+// What batch-norm wants to know of each channel, taken while the numbers are at hand: sums of the
+// distances from some number of the channel, and of their squares.
+struct Sums {
+  std::vector<float> middle;
+  std::vector<double> distances, squares;
+  bool begun = false;
+
+  explicit Sums(int64_t channels) : middle(channels), distances(channels), squares(channels) {}
+
+  void add(int64_t c, Lanes some, Lanes squared) {
+    for (int64_t i = 0; i < kLane; ++i) {
+      distances[c + i] += double(some[i]);
+      squares[c + i] += double(squared[i]);
+    }
+  }
+
+  // Mean, and squared distances from it.
+  Tensor table(int64_t count) const {
+    int64_t channels = middle.size();
+    auto found = at::empty({2, channels}, at::kDouble);
+    auto* to = found.data_ptr<double>();
+    for (int64_t c = 0; c < channels; ++c) {
+      to[c] = double(middle[c]) + distances[c] / double(count);
+      to[channels + c] = std::max(0.0, squares[c] - distances[c] * distances[c] / double(count));
+    }
+    return found;
+  }
+};
+
+// A' m A of a row of tiles: two rows of results.
+template <bool counting>
+void gather_row(
+    const Planes& from, int64_t tile, const Shape& shape, const float* bias, float* upper, Sums* sums) {
+  int64_t channels = shape.channels, line = shape.width * channels;
+  for (int64_t c = 0; c < channels; c += kLane) {
+    const float* in = from.at(0, tile) + c;
+    Lanes more = bias ? load(bias + c) : Lanes{};
+    Lanes middle = {}, some = {}, squared = {};
+    if (counting && sums->begun) middle = load(sums->middle.data() + c);
+    for (int64_t x = 0; x < shape.width; x += 2, in += channels) {
+      Lanes p[4], q[4];
+      for (int j = 0; j < 4; ++j) {
+        Lanes m0 = load(in + j * from.stride), m1 = load(in + (4 + j) * from.stride);
+        Lanes m2 = load(in + (8 + j) * from.stride), m3 = load(in + (12 + j) * from.stride);
+        p[j] = m0 + m1 + m2;
+        q[j] = m1 - m2 - m3;
+      }
+      Lanes y[4] = {p[0] + p[1] + p[2] + more, p[1] - p[2] - p[3] + more,
+                    q[0] + q[1] + q[2] + more, q[1] - q[2] - q[3] + more};
+      float* to = upper + x * channels + c;
+      store(to, y[0]);
+      store(to + channels, y[1]);
+      store(to + line, y[2]);
+      store(to + line + channels, y[3]);
+      if (counting) {
+        if (!sums->begun && x == 0) {
+          middle = y[0];
+          store(sums->middle.data() + c, middle);
+        }
+        for (int k = 0; k < 4; ++k) {
+          Lanes off = y[k] - middle;
+          some += off;
+          squared += off * off;
+        }
+      }
+    }
+    if (counting) sums->add(c, some, squared);
+  }
+  if (counting) sums->begun = true;
+}
+
+// ---------------------------------------------------------------- products
+
+// m[tile][k] = sum over c of v[tile][c] * u[c][k], for some tiles and vectors of k.
+template <int tiles, int vectors>
+inline void multiply(const float* v, int64_t in, const float* u, float* m, int64_t out) {
+  Lanes sums[tiles][vectors] = {};
+  for (int64_t c = 0; c < in; ++c) {
+    Lanes by[vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) by[j] = load(u + (c * vectors + j) * kLane);
+#pragma GCC unroll 16
+    for (int t = 0; t < tiles; ++t)
+#pragma GCC unroll 4
+      for (int j = 0; j < vectors; ++j) sums[t][j] += v[t * in + c] * by[j];
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < tiles; ++t)
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) store(m + t * out + j * kLane, sums[t][j]);
+}
+
+template <int vectors>
+void multiply_planes(const Planes& v, const float* filters, const Planes& m, int64_t tiles) {
+  constexpr int together = kTogether / vectors;
+  int64_t in = v.channels, out = m.channels, width = vectors * kLane;
+  for (int64_t plane = 0; plane < kPlanes; ++plane)
+    for (int64_t k = 0; k < out; k += width, filters += in * width)
+      for (int64_t t = 0; t < tiles; t += together)
+        multiply<together, vectors>(v.at(plane, t), in, filters, m.at(plane, t) + k, out);
+}
+
+// sums[k][c] += sum over tiles of w[tile][k] * v[tile][c], for some k and vectors of c.
+template <int rows, int vectors>
+inline void correlate(
+    const float* w, int64_t out, const float* v, int64_t in, int64_t tiles, float* to) {
+  Lanes sums[rows][vectors];
+#pragma GCC unroll 16
+  for (int k = 0; k < rows; ++k)
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) sums[k][j] = load(to + k * in + j * kLane);
+  for (int64_t t = 0; t < tiles; ++t) {
+    Lanes by[vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) by[j] = load(v + t * in + j * kLane);
+#pragma GCC unroll 16
+    for (int k = 0; k < rows; ++k)
+#pragma GCC unroll 4
+      for (int j = 0; j < vectors; ++j) sums[k][j] += w[t * out + k] * by[j];
+  }
+#pragma GCC unroll 16
+  for (int k = 0; k < rows; ++k)
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) store(to + k * in + j * kLane, sums[k][j]);
+}
+
+template <int vectors>
+void correlate_planes(const Planes& w, const Planes& v, int64_t tiles, float* sums) {
+  constexpr int rows = kTogether / vectors;
+  int64_t in = v.channels, out = w.channels;
+  for (int64_t plane = 0; plane < kPlanes; ++plane, sums += out * in)
+    for (int64_t c = 0; c < in; c += vectors * kLane)
+      for (int64_t k = 0; k < out; k += rows)
+        correlate<rows, vectors>(
+            w.at(plane) + k, out, v.at(plane) + c, in, tiles, sums + k * in + c);
+}
+
+// ---------------------------------------------------------------- what the engine calls
+
+int64_t winograd_lanes() {
+#if defined(__AVX512F__)
+  return kLane;
+#else
+  return 0;
+#endif
+}
+
+// Filters as [3 * row + column][input][output]. For the error, inputs and outputs change places and
+// filters are turned by half a circle.
+std::vector<float> laid_out(const Tensor& weight, bool error) {
+  int64_t out = weight.size(0), in = weight.size(1), pairs = in * out;
+  const float* from = weight.const_data_ptr<float>();
+  std::vector<float> found(9 * pairs);
+  for (int64_t k = 0; k < out; ++k)
+    for (int64_t tap = 0; tap < 9; ++tap, from += in)
+      if (error)
+        std::copy(from, from + in, found.data() + (8 - tap) * pairs + k * in);
+      else
+        for (int64_t c = 0; c < in; ++c) found[tap * pairs + c * out + k] = from[c];
+  return found;
+}
+
+// G g G', in the order in which products read it: [plane][some outputs][input][output of these].
+Tensor winograd_filters(const Tensor& given, bool error) {
+  auto weight = channels_last(given);
+  auto taps = laid_out(weight, error);
+  int64_t in = weight.size(error ? 0 : 1), out = weight.size(error ? 1 : 0), pairs = in * out;
+  int64_t width = vectors_for(out) * kLane;
+  auto filters = pooled({kPlanes, in, out}, at::kFloat);
+  for (int64_t c = 0; c < in; ++c)
+    for (int64_t k = 0; k < out; k += kLane) {
+      const float* from = taps.data() + c * out + k;
+      Lanes h[4][3];
+      for (int j = 0; j < 3; ++j) {
+        Lanes g0 = load(from + j * pairs), g1 = load(from + (3 + j) * pairs);
+        Lanes g2 = load(from + (6 + j) * pairs);
+        h[0][j] = g0;
+        h[1][j] = 0.5f * (g0 + g1 + g2);
+        h[2][j] = 0.5f * (g0 - g1 + g2);
+        h[3][j] = g2;
+      }
+      float* at = filters.data_ptr<float>() + k / width * (in * width) + c * width + k % width;
+      for (int i = 0; i < 4; ++i, at += 4 * pairs) {
+        store(at, h[i][0]);
+        store(at + pairs, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
+        store(at + 2 * pairs, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
+        store(at + 3 * pairs, h[i][2]);
+      }
+    }
+  return filters;
+}
+
+template <bool counting>
+Tensor convolve(const Tensor& given, const Tensor& filters, const std::optional<Tensor>& bias, Sums* sums) {
+  auto x = channels_last(given);
+  Shape in(x);
+  auto y = pooled({in.samples, filters.size(2), in.height, in.width}, at::kFloat);
+  Shape out(y);
+  auto more = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
+  const float* added = more.defined() ? more.const_data_ptr<float>() : nullptr;
+  Block block(in, 2 * kTogether);
+  Planes v(block.tiles, in.channels, room(0)), m(block.tiles, out.channels, room(1));
+  const float* from = x.const_data_ptr<float>();
+  float* to = y.data_ptr<float>();
+  with_vectors(vectors_for(out.channels), [&](auto vectors) {
+    for (int64_t row = 0; row < in.rows(); row += block.rows) {
+      int64_t count = std::min(block.rows, in.rows() - row);
+      int64_t tiles = (count * in.across() + kTogether - 1) / kTogether * kTogether;
+      spread_block(from, in, row, count, v);
+      multiply_planes<vectors()>(v, filters.const_data_ptr<float>(), m, tiles);
+      for (int64_t i = 0; i < count; ++i)
+        gather_row<counting>(
+            m, i * in.across(), out, added, to + (row + i) * 2 * out.width * out.channels, sums);
+    }
+  });
+  return y;
+}
+
+Tensor winograd(const Tensor& x, const Tensor& filters, const std::optional<Tensor>& bias) {
+  return convolve<false>(x, filters, bias, nullptr);
+}
+
+// With what a batch-norm behind it asks of its results: see norm_parts.
+std::tuple<Tensor, Tensor> winograd_parts(
+    const Tensor& x, const Tensor& filters, const std::optional<Tensor>& bias) {
+  Sums sums(filters.size(2));
+  auto y = convolve<true>(x, filters, bias, &sums);
+  return {y, sums.table(y.numel() / y.size(1))};
+}
+
+// The filters' gradient.
+Tensor winograd_gradient(const Tensor& given_dy, const Tensor& given_x) {
+  auto dy = channels_last(given_dy), x = channels_last(given_x);
+  Shape in(x), out(dy);
+  int64_t pairs = in.channels * out.channels;
+  Block block(in, 4 * kTogether);
+  Planes v(block.tiles, in.channels, room(0)), w(block.tiles, out.channels, room(1));
+  float* sums = room(2).of(kPlanes * pairs);
+  std::fill_n(sums, kPlanes * pairs, 0.0f);
+  with_vectors(vectors_for(in.channels), [&](auto vectors) {
+    for (int64_t row = 0; row < in.rows(); row += block.rows) {
+      int64_t count = std::min(block.rows, in.rows() - row);
+      spread_block(x.const_data_ptr<float>(), in, row, count, v);
+      spread_errors(dy.const_data_ptr<float>(), out, row, count, w);
+      correlate_planes<vectors()>(w, v, count * in.across(), sums);
+    }
+  });
+  auto found = pooled({out.channels, in.channels, 3, 3}, at::kFloat);
+  float* to = found.data_ptr<float>();
+  for (int64_t k = 0; k < out.channels; ++k)
+    for (int64_t c = 0; c < in.channels; c += kLane) {
+      const float* from = sums + k * in.channels + c;
+      Lanes half[3][4];
+      for (int j = 0; j < 4; ++j) {
+        Lanes m0 = load(from + j * pairs), m1 = load(from + (4 + j) * pairs);
+        Lanes m2 = load(from + (8 + j) * pairs), m3 = load(from + (12 + j) * pairs);
+        half[0][j] = m0 + 0.5f * (m1 + m2);
+        half[1][j] = 0.5f * (m1 - m2);
+        half[2][j] = 0.5f * (m1 + m2) + m3;
+      }
+      for (int i = 0; i < 3; ++i) {
+        float* at = to + (k * 9 + 3 * i) * in.channels + c;
+        store(at, half[i][0] + 0.5f * (half[i][1] + half[i][2]));
+        store(at + in.channels, 0.5f * (half[i][1] - half[i][2]));
+        store(at + 2 * in.channels, 0.5f * (half[i][1] + half[i][2]) + half[i][3]);
+      }
+    }
+  return found;
+}
+
+}  // namespace convoy
+
+TORCH_LIBRARY_IMPL(convoy, CPU, m) {
+  m.impl("winograd_filters", &convoy::winograd_filters);
+  m.impl("winograd", &convoy::winograd);
+  m.impl("winograd_parts", &convoy::winograd_parts);
+  m.impl("winograd_gradient", &convoy::winograd_gradient);
+}
+
+TORCH_LIBRARY_IMPL(convoy, CompositeImplicitAutograd, m) {
+  m.impl("winograd_lanes", &convoy::winograd_lanes);
+}
