@@ -283,8 +283,8 @@ def test_large_layers_are_cut_by_neurons(
 ) -> None:
     monkeypatch.setattr("convoy.inner.tasks.wide.WIDE", 500)
     monkeypatch.setattr("convoy.inner.tasks.program._TILE", 300)
-    monkeypatch.setattr("convoy.inner.tasks.program._SLICE", 100)
-    monkeypatch.setattr("convoy.inner.tasks.program._BUCKET", 50)
+    monkeypatch.setattr("convoy.inner.tasks.program._ADDED", 100)
+    monkeypatch.setattr("convoy.inner.tasks.program._FEWEST", 100)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 6, 3),

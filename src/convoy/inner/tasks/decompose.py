@@ -34,6 +34,9 @@ _SUMS: dict[Any, frozenset[int]] = {
     _aten.embedding_dense_backward.default: frozenset({0}),
     _aten.native_group_norm_backward.default: frozenset({1, 2}),
     _aten.native_layer_norm_backward.default: frozenset({1, 2}),
+    OPS.direct_parts.default: frozenset({1}),
+    OPS.bias_gradient.default: frozenset({0}),
+    OPS.direct_gradient.default: frozenset({0}),
     OPS.winograd_parts.default: frozenset({1}),
     OPS.winograd_gradient.default: frozenset({0}),
     OPS.norm_parts.default: frozenset({0}),
@@ -82,7 +85,7 @@ def decompose(
     Args:
         recording: the step.
         norms: batch-norm's statistics are those of the whole batch, or each group's own.
-        lanes: numbers in a vector of the processor's, if it suits Winograd's convolutions, or 0.
+        lanes: numbers in a vector of the processor's, if it suits our own convolutions, or 0.
 
     Raises:
         CannotCaptureError: an operation makes something else than a sum of many samples.

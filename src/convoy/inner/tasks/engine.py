@@ -17,7 +17,7 @@ from torch import Tensor
 from convoy.inner.tasks.instructions import Instruction, Program, Slot
 from convoy.inner.tasks.tasks import Task
 
-_SOURCES = ("engine.cpp", "norms.cpp", "pool.cpp", "winograd.cpp")
+_SOURCES = ("direct.cpp", "engine.cpp", "norms.cpp", "pool.cpp", "pooling.cpp", "winograd.cpp")
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -53,9 +53,9 @@ def load_engine() -> None:
 
 
 def vector_lanes() -> int:
-    """Return the numbers in a vector of this processor's, or 0 if Winograd's are not for it."""
+    """Return the numbers in a vector of this processor's, or 0 if they are too few for us."""
     load_engine()
-    found: int = torch.ops.convoy.winograd_lanes()
+    found: int = torch.ops.convoy.vector_lanes()
     return found
 
 

@@ -8,6 +8,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn, optim
@@ -67,6 +68,9 @@ class TasksExecutor:
         self._is_keyed = False  # whether samples' keys are asked for
         self._steps: OrderedDict[tuple[int, bool], Step] = OrderedDict()
         self._bound: dict[tuple[int, bool], tuple[int, ...]] = {}
+        # Where the network keeps its tensors: somebody may put others there.
+        self._parameters = _kept_in(model, "_parameters")
+        self._buffers = _kept_in(model, "_buffers")
         self._gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
         dtype = arithmetic.dtype
         self._scale, self._loss = torch.zeros((), dtype=dtype), torch.zeros((), dtype=dtype)
@@ -217,7 +221,8 @@ class TasksExecutor:
         self._tell(f"{why}; training goes on with the executor 'eager'")
 
     def _lanes(self) -> int:
-        return 0 if self._portable else vector_lanes()
+        ours = not self._portable and self.arithmetic.layout == "channels_last"
+        return vector_lanes() if ours else 0
 
     def _make_engine(self, program: Program) -> Engine:
         return PortableEngine(program) if self._portable else NativeEngine(program)
@@ -269,8 +274,15 @@ class TasksExecutor:
             return None
 
     def _changing(self) -> list[Tensor]:
-        """Return all that a step changes."""
-        return [*self.model.parameters(), *self.model.buffers(), *self._momentum().values()]
+        """Return all that a step changes; asked for at each step, so the network is not walked."""
+        parameters = [held[name] for held, name in self._parameters]
+        buffers = [held[name] for held, name in self._buffers]
+        if not self._sgd().momentum:
+            return parameters + buffers
+        state = self.optimizer.state
+        if any(state[p].get("momentum_buffer") is None for p in parameters):
+            self._momentum()
+        return [*parameters, *buffers, *(state[p]["momentum_buffer"] for p in parameters)]
 
     @torch.no_grad()
     def _put_back(self, changing: list[Tensor], kept: list[Tensor]) -> None:
@@ -305,6 +317,13 @@ class TasksExecutor:
     def _sgd(self) -> Sgd:
         group = self.optimizer.param_groups[0]
         return Sgd(group["momentum"], group["nesterov"], group["weight_decay"])
+
+
+def _kept_in(model: nn.Module, kind: str) -> list[tuple[dict[str, Tensor], str]]:
+    """Return the tables of a network's modules in which its tensors are, with their names there."""
+    tables: list[dict[str, Tensor | None]] = [getattr(m, kind) for m in model.modules()]
+    found = [(table, name) for table in tables for name, held in table.items() if held is not None]
+    return cast("list[tuple[dict[str, Tensor], str]]", found)
 
 
 def _few_samples(way: Arithmetic, shape: tuple[int, int, int], classes: int) -> Batch:

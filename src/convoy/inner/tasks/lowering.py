@@ -2,8 +2,8 @@
 
 A batch-norm becomes what each group adds to its statistics, their total, and what all of it makes
 of each group (norms.py); a rectifier behind it, or a residual sum and a rectifier, becomes part of
-it. A backward convolution is asked for its error and for its gradients apart. Convolutions of 3x3
-become Winograd's where the processor is made for it (winograd.py), and count for a norm behind them.
+it. A backward convolution is asked for its error and for its gradients apart. Convolutions that we
+do better than PyTorch become our own (convolutions.py), and count for a norm behind them.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from convoy.inner.tasks.capture import CannotCaptureError, Operation, Recording, Ref, refs_in
+from convoy.inner.tasks.convolutions import Convolutions, pools_suit, way_of
 from convoy.inner.tasks.norms import OPS
-from convoy.inner.tasks.winograd import suits
 
 _aten = torch.ops.aten
 _NORM_FORWARD = frozenset({_aten.native_batch_norm.default})
@@ -45,11 +45,12 @@ class Lowering:
     Args:
         recording: the step.
         norms: whose statistics a batch-norm uses: of the whole "batch", or of each "group".
-        lanes: numbers in a vector of the processor's, if it suits Winograd's convolutions, or 0.
+        lanes: numbers in a vector of the processor's, if it suits our own convolutions, or 0.
     """
 
     def __init__(self, recording: Recording, norms: str, lanes: int) -> None:
         self._recording, self._lanes = recording, lanes
+        self._convolutions = Convolutions(recording, lanes, self._new)
         self._exact = norms == "batch"
         self._users = _users(recording)
         self._made_by = {o: op for op in recording.operations for o in op.outs if o is not None}
@@ -61,6 +62,7 @@ class Lowering:
         self._late: dict[int, Operation] = {}  # norms that are done where their rectifier was
         self._gone: set[int] = set()  # values that are no longer made
         self._behind: dict[int, tuple[int, int]] = {}  # threshold_backward: its inputs
+        self._pools: set[int] = set()  # where our own max-pools keep who won
         self._counted: dict[int, int] = {}  # a convolution's output -> what it adds to a norm
         self._returning: dict[int, Operation] = {}  # what flows back to a norm and to others
         self._returned: dict[int, int] = {}  # what flows back to a norm -> what that adds to it
@@ -78,6 +80,10 @@ class Lowering:
                 self._convolution(operation)
             elif operation.op is _aten.convolution_backward.default:
                 self._split_convolution(operation)
+            elif operation.op is _aten.max_pool2d_with_indices.default:
+                self._pool(operation)
+            elif operation.op is _aten.max_pool2d_with_indices_backward.default:
+                self._pool_backward(operation)
             elif operation.op is _aten.threshold_backward.default:
                 self._rectifier_backward(operation)
             elif operation.outs[0] in self._late:
@@ -251,42 +257,44 @@ class Lowering:
         return Ref(source)
 
     def _convolution(self, operation: Operation) -> None:
-        if not suits(self._recording, operation, self._lanes):
-            self._done.append(operation)
-            return
-        x, weight, bias, *_ = operation.args
         (y,) = operation.outs
         assert y is not None
-        args = (x, self._filters(weight, error=False), bias)
+        if not way_of(self._recording, operation, self._lanes):
+            self._done.append(operation)
+            return
         if any(user.op in _NORM_FORWARD and user.args[5] for user in self._users[y]):
-            parts = self._counted[y] = self._new()
-            self._done.append(Operation(OPS.winograd_parts.default, args, {}, (y, parts)))
-        else:
-            self._done.append(Operation(OPS.winograd.default, args, {}, (y,)))
+            self._counted[y] = self._new()
+        self._done += self._convolutions.forward(operation, self._counted.get(y))
 
-    def _filters(self, weight: Ref, *, error: bool) -> Ref:
-        """Have a convolution's filters brought into the form that its products read."""
-        made = self._new()
-        self._done.append(Operation(OPS.winograd_filters.default, (weight, error), {}, (made,)))
-        return Ref(made)
+    def _pool(self, operation: Operation) -> None:
+        y, places = operation.outs
+        users = [] if places is None else self._users[places]
+        if pools_suit(self._recording, operation, users, self._lanes):
+            self._pools.add(places if places is not None else -1)
+            operation = Operation(OPS.max_pool.default, operation.args[:2], {}, (y, places))
+        self._done.append(operation)
+
+    def _pool_backward(self, operation: Operation) -> None:
+        dy, x, size, *_, places = operation.args
+        if places.value in self._pools:
+            args = (dy, places, x, size)
+            operation = Operation(OPS.max_pool_back.default, args, {}, operation.outs)
+        self._done.append(operation)
 
     def _split_convolution(self, operation: Operation) -> None:
         """Ask for the error and for the gradients apart: only the first is waited for."""
         *rest, (error, weight, bias) = operation.args
         dx, dw, db = operation.outs
-        short = suits(self._recording, operation, self._lanes)
+        ours = bool(way_of(self._recording, operation, self._lanes))
         if error and dx is not None:
-            if short:
-                args = (rest[0], self._filters(rest[2], error=True), None)
-                self._done.append(Operation(OPS.winograd.default, args, {}, (dx,)))
+            if ours:
+                self._done += self._convolutions.error(operation)
             else:
                 args = (*rest, [True, False, False])
                 self._done.append(Operation(operation.op, args, {}, (dx, None, None)))
-        if dw is not None and short:
-            args = (rest[0], rest[1])
-            self._done.append(Operation(OPS.winograd_gradient.default, args, {}, (dw,)))
-            dw, weight = None, False
-        if dw is not None or db is not None:
+        if ours:
+            self._done += self._convolutions.gradients(operation)
+        elif dw is not None or db is not None:
             args = (*rest, [False, weight, bias])
             self._done.append(Operation(operation.op, args, {}, (None, dw, db)))
 

@@ -25,8 +25,8 @@ from convoy.inner.tasks.norms import OPS
 from convoy.inner.tasks.plan import Kind, Part, Plan
 
 _aten = torch.ops.aten
-_BUCKET = 1 << 14  # weights that are at least updated together
-_SLICE = 1 << 18  # weights that are at most updated by one task
+_ADDED = 1 << 17  # numbers of all groups' gradients that one task adds up at most
+_FEWEST = 1 << 11  # weights that are at least updated together
 _TILE = 1 << 19  # weights of a large layer that one task works with
 
 
@@ -43,6 +43,8 @@ class _Writer:
         self._program = Program(sizes)
         self._slots: dict[tuple[int, int], int] = {}  # (value, group) -> place
         self._wholes: dict[int, int] = {}  # of values of all groups, put behind each other
+        # Weights that are updated by one task. Others' sums are far away: many threads share them.
+        self._slice = max(_FEWEST, _ADDED // len(sizes))
         self._tiles = 0
         self._tile = -1  # that instructions are written for
         self._shapes = {
@@ -270,12 +272,12 @@ class _Writer:
             numbers = torch.Size(self._shapes[name]).numel()
             if name in self._plan.rows:
                 self._update_rows(name, numbers)
-            elif numbers > _SLICE:
+            elif numbers > self._slice:
                 self._update_slices(name, numbers)
             else:
                 self._add_up(name, Slot(self._input(f"g:{name}")), None)
                 bucket.append(name)
-            if sum(torch.Size(self._shapes[n]).numel() for n in bucket) >= _BUCKET:
+            if sum(torch.Size(self._shapes[n]).numel() for n in bucket) >= self._slice // 2:
                 self._move_bucket(bucket)
                 bucket = []
         if bucket:
@@ -301,7 +303,7 @@ class _Writer:
 
     def _update_slices(self, name: str, numbers: int) -> None:
         """Do a large weight in several tasks: each takes some of its rows."""
-        for rows in _pieces(self._shapes[name][0], -(-numbers // _SLICE)):
+        for rows in _pieces(self._shapes[name][0], -(-numbers // self._slice)):
             taken = self._taken(name, rows)
             self._add_up(name, Slot(taken["g"]), rows)
             self._move({kind: [place] for kind, place in taken.items()}, name)

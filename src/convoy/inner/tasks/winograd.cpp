@@ -8,32 +8,17 @@
 //
 // In these domains ("planes" 0 to 15) the sums over channels and over tiles are matrix products.
 // Sixteen channels are one vector, so this is for processors with vectors of 512 bits; on others
-// `winograd_lanes` is 0 and nobody calls the rest. Images lie channels last.
+// `vector_lanes` is 0 and nobody calls the rest. Images lie channels last.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <vector>
-
-#include "pool.h"
+#include "lanes.h"
 
 namespace convoy {
 
-using at::Tensor;
-
-constexpr int64_t kLane = 16;     // numbers in a vector
-constexpr int64_t kPlanes = 16;   // of a tile of 4x4
-constexpr int64_t kTogether = 16; // accumulators of a small product: tiles x vectors
-
-typedef float Lanes __attribute__((vector_size(64)));
-typedef float Anywhere __attribute__((vector_size(64), aligned(4), may_alias));
-
-inline Lanes load(const float* from) { return *reinterpret_cast<const Anywhere*>(from); }
-inline void store(float* to, Lanes value) { *reinterpret_cast<Anywhere*>(to) = value; }
+constexpr int64_t kPlanes = 16;    // of a tile of 4x4
+constexpr int64_t kTogether = 16;  // accumulators of a small product: tiles x vectors
+constexpr int64_t kBlock = 64;      // tiles that are worked on together
 
 // ---------------------------------------------------------------- shapes
 
@@ -47,19 +32,14 @@ struct Shape {
   int64_t rows() const { return samples * (height / 2); }  // rows of tiles
 };
 
-Tensor channels_last(const Tensor& x) { return x.contiguous(at::MemoryFormat::ChannelsLast); }
-
-// So many vectors of one side of a product are held at a time.
-int64_t vectors_for(int64_t channels) {
-  return channels % (4 * kLane) == 0 ? 4 : channels % (2 * kLane) == 0 ? 2 : 1;
-}
-
-// Calls f with the number as a constant.
+// Calls f with the number as a constant, if it is a common one, or with 0.
 template <typename F>
-void with_vectors(int64_t vectors, const F& f) {
-  if (vectors == 4) f(std::integral_constant<int, 4>());
-  else if (vectors == 2) f(std::integral_constant<int, 2>());
-  else f(std::integral_constant<int, 1>());
+void with_known(int64_t channels, const F& f) {
+  if (channels == 16) f(std::integral_constant<int, 16>());
+  else if (channels == 32) f(std::integral_constant<int, 32>());
+  else if (channels == 64) f(std::integral_constant<int, 64>());
+  else if (channels == 128) f(std::integral_constant<int, 128>());
+  else f(std::integral_constant<int, 0>());
 }
 
 // Rows of tiles that are worked on together, so that their planes fit a core's cache.
@@ -71,31 +51,6 @@ struct Block {
     tiles = (rows * shape.across() + kTogether - 1) / kTogether * kTogether;
   }
 };
-
-// Memory for numbers in between, at the start of a cache line; it is kept for the next time.
-class Room {
- public:
-  float* of(int64_t count) {
-    if (count > count_) {
-      held_.reset(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64)));
-      std::fill_n(held_.get(), count, 0.0f);  // what no tile fills is multiplied, too
-      count_ = count;
-    }
-    return held_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* held) const { std::free(held); }
-  };
-  std::unique_ptr<float, Free> held_;
-  int64_t count_ = 0;
-};
-
-Room& room(int which) {
-  static thread_local Room rooms[4];
-  return rooms[which];
-}
 
 // Sixteen planes of [tiles][channels]; a line apart, or all would fall on the same cache sets.
 struct Planes {
@@ -115,7 +70,8 @@ struct Column {
   Lanes row[4] = {};
 
   Column() = default;
-  Column(const float* const rows[4], int64_t at) {
+  template <typename T>
+  Column(const T* const rows[4], int64_t at) {
     Lanes d0 = load(rows[0] + at), d1 = load(rows[1] + at);
     Lanes d2 = load(rows[2] + at), d3 = load(rows[3] + at);
     row[0] = d0 - d2;
@@ -126,7 +82,8 @@ struct Column {
 };
 
 // B' d B of a row of tiles, from four rows of the image.
-void spread_inputs(const float* const rows[4], const Shape& shape, const Planes& to, int64_t tile) {
+template <typename T>
+void spread_inputs(const T* const rows[4], const Shape& shape, const Planes& to, int64_t tile) {
   int64_t channels = shape.channels;
   for (int64_t c = 0; c < channels; c += kLane) {
     Column first, second(rows, c);  // what lies left of the image is 0
@@ -148,12 +105,13 @@ void spread_inputs(const float* const rows[4], const Shape& shape, const Planes&
 }
 
 // The same for a block of rows of tiles, wherever these begin and end in the images.
-void spread_block(const float* images, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
+template <typename T>
+void spread_block(const T* images, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
   int64_t line = shape.width * shape.channels, down = shape.height / 2;
-  const float* nothing = room(3).of(line);  // nobody writes there
+  const T* nothing = reinterpret_cast<const T*>(room(3).of(line));  // nobody writes there
   for (int64_t i = 0; i < count; ++i) {
     int64_t sample = (row + i) / down, top = (row + i) % down * 2 - 1;
-    const float* rows[4];
+    const T* rows[4];
     for (int64_t k = 0; k < 4; ++k) {
       bool inside = top + k >= 0 && top + k < shape.height;
       rows[k] = inside ? images + (sample * shape.height + top + k) * line : nothing;
@@ -163,14 +121,15 @@ void spread_block(const float* images, const Shape& shape, int64_t row, int64_t 
 }
 
 // A dY A' of a block of rows of tiles.
-void spread_errors(const float* errors, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
+template <typename T>
+void spread_errors(const T* errors, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
   int64_t channels = shape.channels, line = shape.width * channels;
   for (int64_t i = 0; i < count; ++i) {
-    const float* upper = errors + (row + i) * 2 * line;
+    const T* upper = errors + (row + i) * 2 * line;
     for (int64_t c = 0; c < channels; c += kLane) {
       float* out = to.at(0, i * shape.across()) + c;
       for (int64_t x = 0; x < shape.width; x += 2, out += channels) {
-        const float* from = upper + x * channels + c;
+        const T* from = upper + x * channels + c;
         Lanes a = load(from), b = load(from + channels);
         Lanes d = load(from + line), e = load(from + line + channels);
         Lanes left[4] = {a, a + d, a - d, -d}, right[4] = {b, b + e, b - e, -e};
@@ -186,39 +145,10 @@ void spread_errors(const float* errors, const Shape& shape, int64_t row, int64_t
   }
 }
 
-// What batch-norm wants to know of each channel, taken while the numbers are at hand: sums of the
-// distances from some number of the channel, and of their squares.
-struct Sums {
-  std::vector<float> middle;
-  std::vector<double> distances, squares;
-  bool begun = false;
-
-  explicit Sums(int64_t channels) : middle(channels), distances(channels), squares(channels) {}
-
-  void add(int64_t c, Lanes some, Lanes squared) {
-    for (int64_t i = 0; i < kLane; ++i) {
-      distances[c + i] += double(some[i]);
-      squares[c + i] += double(squared[i]);
-    }
-  }
-
-  // Mean, and squared distances from it.
-  Tensor table(int64_t count) const {
-    int64_t channels = middle.size();
-    auto found = at::empty({2, channels}, at::kDouble);
-    auto* to = found.data_ptr<double>();
-    for (int64_t c = 0; c < channels; ++c) {
-      to[c] = double(middle[c]) + distances[c] / double(count);
-      to[channels + c] = std::max(0.0, squares[c] - distances[c] * distances[c] / double(count));
-    }
-    return found;
-  }
-};
-
 // A' m A of a row of tiles: two rows of results.
-template <bool counting>
+template <bool counting, typename T>
 void gather_row(
-    const Planes& from, int64_t tile, const Shape& shape, const float* bias, float* upper, Sums* sums) {
+    const Planes& from, int64_t tile, const Shape& shape, const float* bias, T* upper, Sums* sums) {
   int64_t channels = shape.channels, line = shape.width * channels;
   for (int64_t c = 0; c < channels; c += kLane) {
     const float* in = from.at(0, tile) + c;
@@ -235,7 +165,7 @@ void gather_row(
       }
       Lanes y[4] = {p[0] + p[1] + p[2] + more, p[1] - p[2] - p[3] + more,
                     q[0] + q[1] + q[2] + more, q[1] - q[2] - q[3] + more};
-      float* to = upper + x * channels + c;
+      T* to = upper + x * channels + c;
       store(to, y[0]);
       store(to + channels, y[1]);
       store(to + line, y[2]);
@@ -259,9 +189,11 @@ void gather_row(
 
 // ---------------------------------------------------------------- products
 
-// m[tile][k] = sum over c of v[tile][c] * u[c][k], for some tiles and vectors of k.
-template <int tiles, int vectors>
-inline void multiply(const float* v, int64_t in, const float* u, float* m, int64_t out) {
+// m[tile][k] = sum over c of v[tile][c] * u[c][k], for some tiles and vectors of k. Where the number
+// of inputs is known beforehand (not 0), each tile's numbers are found without a register.
+template <int tiles, int vectors, int known>
+inline void multiply(const float* v, int64_t inputs, const float* u, float* m, int64_t out) {
+  const int64_t in = known ? known : inputs;
   Lanes sums[tiles][vectors] = {};
   for (int64_t c = 0; c < in; ++c) {
     Lanes by[vectors];
@@ -278,14 +210,14 @@ inline void multiply(const float* v, int64_t in, const float* u, float* m, int64
     for (int j = 0; j < vectors; ++j) store(m + t * out + j * kLane, sums[t][j]);
 }
 
-template <int vectors>
+template <int vectors, int known>
 void multiply_planes(const Planes& v, const float* filters, const Planes& m, int64_t tiles) {
   constexpr int together = kTogether / vectors;
   int64_t in = v.channels, out = m.channels, width = vectors * kLane;
   for (int64_t plane = 0; plane < kPlanes; ++plane)
     for (int64_t k = 0; k < out; k += width, filters += in * width)
       for (int64_t t = 0; t < tiles; t += together)
-        multiply<together, vectors>(v.at(plane, t), in, filters, m.at(plane, t) + k, out);
+        multiply<together, vectors, known>(v.at(plane, t), in, filters, m.at(plane, t) + k, out);
 }
 
 // sums[k][c] += sum over tiles of w[tile][k] * v[tile][c], for some k and vectors of c.
@@ -325,7 +257,7 @@ void correlate_planes(const Planes& w, const Planes& v, int64_t tiles, float* su
 
 // ---------------------------------------------------------------- what the engine calls
 
-int64_t winograd_lanes() {
+int64_t vector_lanes() {
 #if defined(__AVX512F__)
   return kLane;
 #else
@@ -350,7 +282,7 @@ std::vector<float> laid_out(const Tensor& weight, bool error) {
 
 // G g G', in the order in which products read it: [plane][some outputs][input][output of these].
 Tensor winograd_filters(const Tensor& given, bool error) {
-  auto weight = channels_last(given);
+  auto weight = channels_last(given.to(at::kFloat));
   auto taps = laid_out(weight, error);
   int64_t in = weight.size(error ? 0 : 1), out = weight.size(error ? 1 : 0), pairs = in * out;
   int64_t width = vectors_for(out) * kLane;
@@ -382,20 +314,25 @@ template <bool counting>
 Tensor convolve(const Tensor& given, const Tensor& filters, const std::optional<Tensor>& bias, Sums* sums) {
   auto x = channels_last(given);
   Shape in(x);
-  auto y = pooled({in.samples, filters.size(2), in.height, in.width}, at::kFloat);
+  auto y = pooled({in.samples, filters.size(2), in.height, in.width}, x.scalar_type());
   Shape out(y);
-  auto more = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
+  auto more = bias.has_value() && bias->defined() ? bias->to(at::kFloat).contiguous() : Tensor();
   const float* added = more.defined() ? more.const_data_ptr<float>() : nullptr;
-  Block block(in, 2 * kTogether);
+  Block block(in, kBlock);
   Planes v(block.tiles, in.channels, room(0)), m(block.tiles, out.channels, room(1));
-  const float* from = x.const_data_ptr<float>();
-  float* to = y.data_ptr<float>();
-  with_vectors(vectors_for(out.channels), [&](auto vectors) {
+  with_type(x, [&](auto sample) {
+    using T = decltype(sample);
+    const T* from = x.const_data_ptr<T>();
+    T* to = y.template data_ptr<T>();
     for (int64_t row = 0; row < in.rows(); row += block.rows) {
       int64_t count = std::min(block.rows, in.rows() - row);
       int64_t tiles = (count * in.across() + kTogether - 1) / kTogether * kTogether;
       spread_block(from, in, row, count, v);
-      multiply_planes<vectors()>(v, filters.const_data_ptr<float>(), m, tiles);
+      with_vectors(vectors_for(out.channels), [&](auto vectors) {
+        with_known(in.channels, [&](auto known) {
+          multiply_planes<vectors(), known()>(v, filters.const_data_ptr<float>(), m, tiles);
+        });
+      });
       for (int64_t i = 0; i < count; ++i)
         gather_row<counting>(
             m, i * in.across(), out, added, to + (row + i) * 2 * out.width * out.channels, sums);
@@ -416,28 +353,13 @@ std::tuple<Tensor, Tensor> winograd_parts(
   return {y, sums.table(y.numel() / y.size(1))};
 }
 
-// The filters' gradient.
-Tensor winograd_gradient(const Tensor& given_dy, const Tensor& given_x) {
-  auto dy = channels_last(given_dy), x = channels_last(given_x);
-  Shape in(x), out(dy);
-  int64_t pairs = in.channels * out.channels;
-  Block block(in, 4 * kTogether);
-  Planes v(block.tiles, in.channels, room(0)), w(block.tiles, out.channels, room(1));
-  float* sums = room(2).of(kPlanes * pairs);
-  std::fill_n(sums, kPlanes * pairs, 0.0f);
-  with_vectors(vectors_for(in.channels), [&](auto vectors) {
-    for (int64_t row = 0; row < in.rows(); row += block.rows) {
-      int64_t count = std::min(block.rows, in.rows() - row);
-      spread_block(x.const_data_ptr<float>(), in, row, count, v);
-      spread_errors(dy.const_data_ptr<float>(), out, row, count, w);
-      correlate_planes<vectors()>(w, v, count * in.across(), sums);
-    }
-  });
-  auto found = pooled({out.channels, in.channels, 3, 3}, at::kFloat);
-  float* to = found.data_ptr<float>();
-  for (int64_t k = 0; k < out.channels; ++k)
-    for (int64_t c = 0; c < in.channels; c += kLane) {
-      const float* from = sums + k * in.channels + c;
+// G' u G of all pairs of channels, from the planes' sums.
+template <typename T>
+void back_to_filters(const float* sums, int64_t inputs, int64_t outputs, T* to) {
+  int64_t pairs = inputs * outputs;
+  for (int64_t k = 0; k < outputs; ++k)
+    for (int64_t c = 0; c < inputs; c += kLane) {
+      const float* from = sums + k * inputs + c;
       Lanes half[3][4];
       for (int j = 0; j < 4; ++j) {
         Lanes m0 = load(from + j * pairs), m1 = load(from + (4 + j) * pairs);
@@ -447,12 +369,36 @@ Tensor winograd_gradient(const Tensor& given_dy, const Tensor& given_x) {
         half[2][j] = 0.5f * (m1 + m2) + m3;
       }
       for (int i = 0; i < 3; ++i) {
-        float* at = to + (k * 9 + 3 * i) * in.channels + c;
+        T* at = to + (k * 9 + 3 * i) * inputs + c;
         store(at, half[i][0] + 0.5f * (half[i][1] + half[i][2]));
-        store(at + in.channels, 0.5f * (half[i][1] - half[i][2]));
-        store(at + 2 * in.channels, 0.5f * (half[i][1] + half[i][2]) + half[i][3]);
+        store(at + inputs, 0.5f * (half[i][1] - half[i][2]));
+        store(at + 2 * inputs, 0.5f * (half[i][1] + half[i][2]) + half[i][3]);
       }
     }
+}
+
+// The filters' gradient.
+Tensor winograd_gradient(const Tensor& given_dy, const Tensor& given_x) {
+  auto dy = channels_last(given_dy), x = channels_last(given_x);
+  Shape in(x), out(dy);
+  int64_t pairs = in.channels * out.channels;
+  Block block(in, kBlock);
+  Planes v(block.tiles, in.channels, room(0)), w(block.tiles, out.channels, room(1));
+  float* sums = room(2).of(kPlanes * pairs);
+  std::fill_n(sums, kPlanes * pairs, 0.0f);
+  auto found = pooled({out.channels, in.channels, 3, 3}, x.scalar_type());
+  with_type(x, [&](auto sample) {
+    using T = decltype(sample);
+    for (int64_t row = 0; row < in.rows(); row += block.rows) {
+      int64_t count = std::min(block.rows, in.rows() - row);
+      spread_block(x.const_data_ptr<T>(), in, row, count, v);
+      spread_errors(dy.const_data_ptr<T>(), out, row, count, w);
+      with_vectors(vectors_for(in.channels), [&](auto vectors) {
+        correlate_planes<vectors()>(w, v, count * in.across(), sums);
+      });
+    }
+    back_to_filters(sums, in.channels, out.channels, found.data_ptr<T>());
+  });
   return found;
 }
 
@@ -466,5 +412,5 @@ TORCH_LIBRARY_IMPL(convoy, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(convoy, CompositeImplicitAutograd, m) {
-  m.impl("winograd_lanes", &convoy::winograd_lanes);
+  m.impl("vector_lanes", &convoy::vector_lanes);
 }

@@ -1,0 +1,136 @@
+// Sixteen numbers at a time, and what convolutions by our own hands have in common.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "pool.h"
+
+namespace convoy {
+
+using at::Tensor;
+
+constexpr int64_t kLane = 16;  // numbers in a vector
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef float Anywhere __attribute__((vector_size(64), aligned(4), may_alias));
+
+inline Lanes load(const float* from) { return *reinterpret_cast<const Anywhere*>(from); }
+inline void store(float* to, Lanes value) { *reinterpret_cast<Anywhere*>(to) = value; }
+
+// Images may be of bf16, the upper half of an fp32; what is computed is fp32 all the same.
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(2), may_alias));
+
+inline Lanes load(const c10::BFloat16* from) {
+  Halves upper = *reinterpret_cast<const HalvesAnywhere*>(from);
+  return reinterpret_cast<Lanes>(__builtin_convertvector(upper, Words) << 16);
+}
+
+inline void store(c10::BFloat16* to, Lanes value) {
+#if defined(__AVX512BF16__)
+  auto upper = reinterpret_cast<Halves>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
+#else
+  auto bits = reinterpret_cast<Words>(value);
+  auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  auto upper = __builtin_convertvector(value == value ? rounded : Words{} + 0x7fc0, Halves);
+#endif
+  *reinterpret_cast<HalvesAnywhere*>(to) = upper;
+}
+
+// ---------------------------------------------------------------- tensors
+
+inline Tensor channels_last(const Tensor& x) { return x.contiguous(at::MemoryFormat::ChannelsLast); }
+
+template <typename F>
+void with_type(const Tensor& x, const F& f) {
+  if (x.scalar_type() == at::kFloat) f(float());
+  else if (x.scalar_type() == at::kBFloat16) f(c10::BFloat16());
+  else TORCH_CHECK(false, "these convolutions are not for ", x.scalar_type());
+}
+
+inline int64_t whole_vectors(int64_t channels) { return (channels + kLane - 1) / kLane * kLane; }
+
+// So many vectors of one side of a product are held at a time.
+inline int64_t vectors_for(int64_t channels) {
+  return channels % (4 * kLane) == 0 ? 4 : channels % (2 * kLane) == 0 ? 2 : 1;
+}
+
+// Calls f with the number as a constant.
+template <typename F>
+void with_vectors(int64_t vectors, const F& f) {
+  if (vectors == 4) f(std::integral_constant<int, 4>());
+  else if (vectors == 2) f(std::integral_constant<int, 2>());
+  else f(std::integral_constant<int, 1>());
+}
+
+// Memory for numbers in between, at the start of a cache line; it is kept for the next time.
+class Room {
+ public:
+  float* of(int64_t count) {
+    if (count > count_) {
+      held_.reset(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64)));
+      std::fill_n(held_.get(), count, 0.0f);  // what nobody fills is multiplied, too
+      count_ = count;
+    }
+    return held_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* held) const { std::free(held); }
+  };
+  std::unique_ptr<float, Free> held_;
+  int64_t count_ = 0;
+};
+
+inline Room& room(int which) {
+  static thread_local Room rooms[5];
+  return rooms[which];
+}
+
+// What batch-norm wants to know of each channel, taken while the numbers are at hand: sums of the
+// distances from some number of the channel, and of their squares.
+struct Sums {
+  int64_t channels;
+  std::vector<float> middle;  // this and the others in whole vectors
+  std::vector<double> distances, squares;
+  bool begun = false;
+
+  explicit Sums(int64_t channels)
+      : channels(channels),
+        middle(whole_vectors(channels)),
+        distances(middle.size()),
+        squares(middle.size()) {}
+
+  void add(int64_t c, Lanes some, Lanes squared) {
+    for (int64_t i = 0; i < kLane; ++i) {
+      distances[c + i] += double(some[i]);
+      squares[c + i] += double(squared[i]);
+    }
+  }
+
+  // Mean, and squared distances from it.
+  Tensor table(int64_t count) const {
+    auto found = pooled({2, channels}, at::kDouble);
+    auto* to = found.data_ptr<double>();
+    for (int64_t c = 0; c < channels; ++c) {
+      to[c] = double(middle[c]) + distances[c] / double(count);
+      to[channels + c] = std::max(0.0, squares[c] - distances[c] * distances[c] / double(count));
+    }
+    return found;
+  }
+};
+
+}  // namespace convoy
