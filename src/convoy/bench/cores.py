@@ -1,11 +1,18 @@
 """Which cores a measurement has: one of its own for each process, and no other."""
 
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from convoy.launch.pinning import pin
+
+_PROBE_S = 0.3
+_PROBE_SIZE = 192  # of a matrix: a product takes a tenth of a millisecond
 
 
 class Pins:
@@ -20,23 +27,52 @@ class Pins:
 
 
 def choose_cores(count: int) -> list[int]:
-    """Return some of the cores that this process may use, if possible no two of them halves."""
+    """Return some of the cores that this process may use, if possible no two of them halves.
+
+    Virtual machines share theirs with others, who come and go. Where there are more cores than
+    asked for, those are taken that are fastest at present.
+    """
     usable = os.sched_getaffinity(0)
     assert len(usable) >= count, f"{count} cores are asked for, {len(usable)} are there"
-    return whole_first({core: _halves_of(core) for core in usable})[:count]
+    speeds = speeds_of(usable) if len(usable) > count else {}
+    return whole_first({core: _halves_of(core) for core in usable}, speeds)[:count]
 
 
-def whole_first(halves: Mapping[int, Collection[int]]) -> list[int]:
+def speeds_of(cores: Collection[int]) -> dict[int, float]:
+    """Return how much each core computes while all of them do."""
+    with ThreadPoolExecutor(len(cores)) as pool:
+        return dict(zip(cores, pool.map(_speed_of, cores), strict=True))
+
+
+def _speed_of(core: int) -> float:
+    os.sched_setaffinity(0, {core})  # of this thread alone, which ends with its pool
+    matrix = torch.full((_PROBE_SIZE, _PROBE_SIZE), 1 / _PROBE_SIZE)
+    products, started = 0, time.perf_counter()
+    while time.perf_counter() - started < _PROBE_S:
+        torch.mm(matrix, matrix)
+        products += 1
+    return products / (time.perf_counter() - started)
+
+
+def whole_first(
+    halves: Mapping[int, Collection[int]], speeds: Mapping[int, float] | None = None
+) -> list[int]:
     """Order cores so that those come first of which no two share the hardware of one.
+
+    Args:
+        halves: of each core, those that share its hardware.
+        speeds: among cores that are alike in this, the faster go first.
 
     >>> whole_first({0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}})
     [0, 2, 1, 3]
+    >>> whole_first({0: {0}, 1: {1}, 2: {2}}, {0: 5.0, 1: 9.0, 2: 7.0})
+    [1, 2, 0]
     """
 
     def halves_before(core: int) -> int:
         return sum(half < core for half in halves[core] if half in halves)
 
-    return sorted(halves, key=lambda core: (halves_before(core), core))
+    return sorted(halves, key=lambda core: (halves_before(core), -(speeds or {}).get(core, 0), core))
 
 
 def read_list(text: str) -> set[int]:

@@ -4,7 +4,8 @@ A whole training step at batch 128 in fp32, each process with one thread on a co
 with the same malloc setting. One core trains plainly, in the better memory layout. PyTorch's GPipe
 and 1F1B get that layout, the cut that balances measured times, and the best of 2, 4, 8 and 16
 micro-batches, found by short trials. Ours is a whole run through `convoy train`'s door, which
-finds its cut by itself. The limit is a process for each core, all independent. In four stages,
+finds its cut by itself. In each round everybody gets the same cores; where there are more than are
+needed, those that are fastest just then. The limit is a process for each core, all independent. In four stages,
 where nothing is asked for beside PyTorch, a recipe of ours that holds more batches takes its place.
 
 Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
@@ -13,7 +14,7 @@ speeds, and ours is not.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -124,9 +125,8 @@ def bench_pipeline(*, quick: bool, tell: Callable[[str], None], only: Sequence[s
     rows: list[Row] = []
     bars: list[Bar] = []
     for setup in setups:
-        with held_to(choose_cores(setup.stages)):
-            bench = _Bench(setup, plan, tell)
-            found = [bench.equal(), *([bench.unequal()] if setup.unequal else [])]
+        bench = _Bench(setup, plan, tell)
+        found = [bench.equal(), *([bench.unequal()] if setup.unequal else [])]
         for more_rows, more_bars in found:
             rows += more_rows
             bars += more_bars
@@ -138,10 +138,12 @@ class _Bench:
 
     def __init__(self, setup: Setup, plan: Plan, tell: Callable[[str], None]) -> None:
         self._setup, self._plan, self._tell = setup, plan, tell
-        self._pins = Pins(choose_cores(setup.stages))
         tell(f"{setup.label}, samples per second:")
-        self._one = self._best_layout()
-        self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
+        cores = choose_cores(setup.stages)
+        self._pins = Pins(cores)
+        with held_to(cores):
+            self._one = self._best_layout()
+            self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
 
     def equal(self) -> tuple[list[Row], list[Bar]]:
         """Measure stages that have a whole core each."""
@@ -186,8 +188,15 @@ class _Bench:
         return _rows(label, names, values), [unequal_bar(label, values)]
 
     def _interleave(self, contenders: Contenders) -> dict[str, tuple[float, ...]]:
+        def begin_round(stack: ExitStack) -> Contenders:
+            """Have everybody measured on the same cores: those that are quiet now."""
+            cores = choose_cores(self._setup.stages)
+            self._pins = Pins(cores)
+            stack.enter_context(held_to(cores))
+            return contenders
+
         return interleave(
-            lambda _: contenders,
+            begin_round,
             repeats=self._plan.repeats,
             slices=1,
             tell=self._tell,
