@@ -7,6 +7,7 @@ vectors of sixteen numbers. A convolution also counts for a batch-norm behind it
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,9 +18,14 @@ _library = torch.library.Library("convoy", "FRAGMENT")
 for _schema in (
     "vector_lanes() -> int",
     "winograd_filters(Tensor weight, bool error) -> Tensor",
-    "winograd(Tensor x, Tensor filters, Tensor? bias) -> Tensor",
-    "winograd_parts(Tensor x, Tensor filters, Tensor? bias) -> (Tensor, Tensor)",
-    "winograd_gradient(Tensor dy, Tensor x) -> Tensor",
+    "winograd(Tensor x, Tensor filters, Tensor? bias, Tensor? total, Tensor? norm_weight, "
+    "Tensor? norm_bias) -> Tensor",
+    "winograd_parts(Tensor x, Tensor filters, Tensor? bias, Tensor? total, Tensor? norm_weight, "
+    "Tensor? norm_bias) -> (Tensor, Tensor)",
+    "winograd_back(Tensor dy, Tensor filters, Tensor x, Tensor total, Tensor? norm_weight, "
+    "Tensor? norm_bias) -> (Tensor, Tensor)",
+    "winograd_gradient(Tensor dy, Tensor x, Tensor? total, Tensor? norm_weight, "
+    "Tensor? norm_bias) -> Tensor",
     "direct_filters(Tensor weight, int[] window, bool error) -> Tensor",
     "direct(Tensor x, Tensor filters, Tensor? bias, int outputs, int[] window) -> Tensor",
     "direct_parts(Tensor x, Tensor filters, Tensor? bias, int outputs, int[] window) "
@@ -37,7 +43,7 @@ _BACKWARD = torch.ops.aten.convolution_backward.default
 _POOL_BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
 _LARGEST_POOL = 15  # a place in a window is kept as one byte
 _TYPES = frozenset({torch.float32, torch.bfloat16})  # of images; computed is fp32
-_MOST_PAIRS = 256 * 256  # of channels by `winograd`: filters of more do not fit a core's cache
+_MOST_PAIRS = 512 * 512  # of channels by `winograd`; its filters are 64 bytes for each
 _MOST_WEIGHTS = 32 * 1024  # by `direct`
 
 Way = Literal["winograd", "direct", ""]
@@ -72,10 +78,7 @@ def way_of(recording: Recording, convolution: Operation, lanes: int) -> Way:
         and all(side % 2 == 0 for side in sides)
     ):
         return "winograd"
-    # PyTorch's bf16 is faster where channels fill vectors.
-    rounded = recording.types[x.value] == torch.bfloat16
-    few = torch.Size(shape).numel() <= _MOST_WEIGHTS and not (rounded and inputs >= lanes)
-    return "direct" if few and all(sides) else ""
+    return "direct" if torch.Size(shape).numel() <= _MOST_WEIGHTS else ""
 
 
 def neighbours(channels: int, count: int, lanes: int) -> int:
@@ -109,6 +112,24 @@ def pools_suit(recording: Recording, pool: Operation, users: list[Operation], la
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """What a norm and a rectifier would make of a value, where only convolutions ask for it.
+
+    They make it themselves, each time they read a number, so that it need not be kept.
+    """
+
+    x: Ref
+    total: Ref
+    weight: Ref | None
+    bias: Ref | None
+
+    @property
+    def norm(self) -> tuple[Ref | None, ...]:
+        """Return what the norm is made of."""
+        return self.total, self.weight, self.bias
+
+
 class Convolutions:
     """Writes the calls that take a convolution's place.
 
@@ -120,37 +141,56 @@ class Convolutions:
 
     def __init__(self, recording: Recording, lanes: int, new: Callable[[], int]) -> None:
         self._recording, self._lanes, self._new = recording, lanes, new
+        self.normed: dict[int, Normed] = {}  # values that are not made
 
     def forward(self, operation: Operation, parts: int | None) -> list[Operation]:
         """Return what makes a convolution's output, and what that adds to a norm if asked for."""
         way = way_of(self._recording, operation, self._lanes)
         x, weight, bias, *_ = operation.args
         outs = operation.outs if parts is None else (*operation.outs, parts)
-        more: tuple[Any, ...] = ()
-        if way == "direct":
-            # What counts for a norm counts channels, not those of neighbours.
-            many = operation.outs[0] if parts is None else None
-            more = (self._window(operation, many),)
-        filters = self._filters(way, weight, more, error=False)
-        outputs = self._recording.shapes[weight.value][0]
-        args = (x, Ref(filters.outs[0] or 0), bias, *((outputs, *more) if more else ()))
         name = way if parts is None else f"{way}_parts"
-        return [filters, Operation(getattr(_ops, name).default, args, {}, outs)]
+        op = getattr(_ops, name).default
+        if way == "winograd":
+            filters = self._filters(way, weight, (), error=False)
+            x, *norm = self._read(x)
+            return [filters, Operation(op, (x, _made(filters), bias, *norm), {}, outs)]
+        # What counts for a norm counts channels, not those of neighbours.
+        window = self._window(operation, operation.outs[0] if parts is None else None)
+        filters = self._filters(way, weight, (window,), error=False)
+        outputs = self._recording.shapes[weight.value][0]
+        return [filters, Operation(op, (x, _made(filters), bias, outputs, window), {}, outs)]
 
-    def error(self, operation: Operation) -> list[Operation]:
-        """Return what makes the error that a convolution hands back."""
+    def error(
+        self, operation: Operation, returned: tuple[int, int] | None = None
+    ) -> list[Operation]:
+        """Return what makes the error that a convolution hands back.
+
+        Args:
+            operation: the convolution's way back.
+            returned: of an input that is not made: what flows back to the norm instead of the
+                error, and what that adds to the norm's sums.
+        """
         way = way_of(self._recording, operation, self._lanes)
         dy, x, weight, *_ = operation.args
-        _, inputs, *size = self._recording.shapes[x.value]
+        outs = operation.outs[:1]
         if way == "winograd":
             filters = self._filters(way, weight, (), error=True)
-            args: tuple[Any, ...] = (dy, Ref(filters.outs[0] or 0), None)
-            return [filters, Operation(_ops.winograd.default, args, {}, operation.outs[:1])]
+            args: tuple[Any, ...] = (dy, _made(filters), None, None, None, None)
+            if returned is None:
+                return [filters, Operation(_ops.winograd.default, args, {}, outs)]
+            args = (dy, _made(filters), *self._read(x))
+            return [filters, Operation(_ops.winograd_back.default, args, {}, returned)]
+        _, inputs, *size = self._recording.shapes[x.value]
         plain = operation.args[4] == [1, 1]  # with a stride, neighbours' filters differ
         window = self._window(operation, x.value if plain else None)
         filters = self._filters(way, weight, (window,), error=True)
-        args = (dy, Ref(filters.outs[0] or 0), inputs, size, window)
-        return [filters, Operation(_ops.direct_error.default, args, {}, operation.outs[:1])]
+        args = (dy, _made(filters), inputs, size, window)
+        return [filters, Operation(_ops.direct_error.default, args, {}, outs)]
+
+    def _read(self, x: Ref) -> tuple[Ref | None, ...]:
+        """Return an input, and the norm that makes it of that, or none."""
+        normed = self.normed.get(x.value)
+        return (x, None, None, None) if normed is None else (normed.x, *normed.norm)
 
     def gradients(self, operation: Operation) -> list[Operation]:
         """Return what makes the gradients of a convolution's filters and bias."""
@@ -158,7 +198,7 @@ class Convolutions:
         _, dw, db = operation.outs
         found = []
         if dw is not None:
-            op, args = _ops.winograd_gradient.default, (dy, x)
+            op, args = _ops.winograd_gradient.default, (dy, *self._read(x))
             if way_of(self._recording, operation, self._lanes) == "direct":
                 op, args = _ops.direct_gradient.default, (dy, x, self._window(operation, dy.value))
             found.append(Operation(op, args, {}, (dw,)))
@@ -181,6 +221,12 @@ class Convolutions:
             _, channels, _, across = self._recording.shapes[made]
             together = neighbours(channels, across, self._lanes)
         return [*self._recording.shapes[weight.value][2:], *stride, *padding, together]
+
+
+def _made(filters: Operation) -> Ref:
+    (value,) = filters.outs
+    assert value is not None
+    return Ref(value)
 
 
 def _arguments(convolution: Operation) -> tuple[Any, ...]:

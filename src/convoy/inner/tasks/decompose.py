@@ -38,6 +38,7 @@ _SUMS: dict[Any, frozenset[int]] = {
     OPS.bias_gradient.default: frozenset({0}),
     OPS.direct_gradient.default: frozenset({0}),
     OPS.winograd_parts.default: frozenset({1}),
+    OPS.winograd_back.default: frozenset({1}),
     OPS.winograd_gradient.default: frozenset({0}),
     OPS.norm_parts.default: frozenset({0}),
     OPS.norm_back_parts.default: frozenset({0}),
@@ -45,7 +46,12 @@ _SUMS: dict[Any, frozenset[int]] = {
     OPS.norm_back_total.default: frozenset({1, 2}),
 }
 _FOR_NORMS = frozenset(
-    {OPS.norm_parts.default, OPS.norm_back_parts.default, OPS.rectified_parts.default}
+    {
+        OPS.norm_parts.default,
+        OPS.norm_back_parts.default,
+        OPS.rectified_parts.default,
+        OPS.winograd_back.default,
+    }
 )
 # What these give belongs to a group, though it has no place for each sample.
 _OWN: dict[Any, frozenset[int]] = {

@@ -123,7 +123,10 @@ void finish_row(const float* row, int64_t count, int64_t outputs, const float* b
   for (int64_t k = 0; k < width; k += kLane) {
     int64_t filled = std::min(kLane, outputs - k);
     Lanes more = load(bias + k), middle = {}, some = {}, squared = {};
-    if (counting && !sums->begun) store(sums->middle.data() + k, load(row + k) + more);
+    if (counting && k >= sums->known) {
+      store(sums->middle.data() + k, load(row + k) + more);
+      sums->known = k + kLane;
+    }
     if (counting) middle = load(sums->middle.data() + k);
     for (int64_t x = 0; x < count; ++x) {
       Lanes y = load(row + x * width + k) + more;
@@ -138,7 +141,6 @@ void finish_row(const float* row, int64_t count, int64_t outputs, const float* b
     }
     if (counting) sums->add(k, some, squared);
   }
-  if (counting) sums->begun = true;
 }
 
 // sums[j][k] += in[x * step + j] * errors[x][k] over all results, for some places j.
@@ -203,19 +205,17 @@ Tensor direct_filters(const Tensor& given, at::IntArrayRef how, bool error) {
 }
 
 // The bias of each of some neighbours' channels, in whole vectors.
-std::vector<float> biases(const std::optional<Tensor>& bias, int64_t channels, int64_t together) {
+std::vector<float> biases(const Given& bias, int64_t channels, int64_t together) {
   std::vector<float> found(whole_vectors(channels * together));
-  if (bias.has_value() && bias->defined()) {
-    auto given = bias->to(at::kFloat).contiguous();
-    for (int64_t i = 0; i < together; ++i)
-      std::copy_n(given.const_data_ptr<float>(), channels, found.data() + i * channels);
-  }
+  auto given = floats(bias);
+  for (int64_t i = 0; given.defined() && i < together; ++i)
+    std::copy_n(data_of(given), channels, found.data() + i * channels);
   return found;
 }
 
 template <bool counting>
 Tensor convolve(
-    const Tensor& given, const Tensor& filters, const std::optional<Tensor>& bias, int64_t outputs,
+    const Tensor& given, const Tensor& filters, const Given& bias, int64_t outputs,
     at::IntArrayRef how, Sums* sums) {
   Window window(how);
   auto x = channels_last(given);
@@ -245,14 +245,14 @@ Tensor convolve(
 }
 
 Tensor direct(
-    const Tensor& x, const Tensor& filters, const std::optional<Tensor>& bias, int64_t outputs,
+    const Tensor& x, const Tensor& filters, const Given& bias, int64_t outputs,
     at::IntArrayRef window) {
   return convolve<false>(x, filters, bias, outputs, window, nullptr);
 }
 
 // With what a batch-norm behind it asks of its results: see norm_parts.
 std::tuple<Tensor, Tensor> direct_parts(
-    const Tensor& x, const Tensor& filters, const std::optional<Tensor>& bias, int64_t outputs,
+    const Tensor& x, const Tensor& filters, const Given& bias, int64_t outputs,
     at::IntArrayRef window) {
   Sums sums(outputs);
   auto y = convolve<true>(x, filters, bias, outputs, window, &sums);

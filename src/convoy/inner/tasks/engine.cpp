@@ -369,14 +369,22 @@ class Engine : public torch::CustomClassHolder {
 
   int64_t take(int64_t thread) {
     while (true) {
-      for (int i = 0; i < kSpins && !num_ready_.load(std::memory_order_acquire) && !over_; ++i)
-        pause();
+      if (!num_ready_ && !over_) spin();
       if (!num_ready_ && !over_) sleep();
       if (over_) return -1;
       std::lock_guard<SpinLock> lock(lock_);
       auto task = pop(thread);
       if (task >= 0) return task;
     }
+  }
+
+  // A sleeper is awake again some 50 us after it is called: far too late for a short wait.
+  void spin() {
+    auto started = Clock::now();
+    do {
+      for (int i = 0; i < kSpins && !num_ready_.load(std::memory_order_acquire) && !over_; ++i)
+        pause();
+    } while (!num_ready_ && !over_ && seconds_since(started) < kSpin_s);
   }
 
   void sleep() {
@@ -417,7 +425,8 @@ class Engine : public torch::CustomClassHolder {
   }
 
   static constexpr double kPreferred = 1.0 + 1e-9;
-  static constexpr int kSpins = 2000;  // some tens of microseconds, as long as a short task
+  static constexpr int kSpins = 100;         // between two looks at the clock
+  static constexpr double kSpin_s = 5e-4;    // as long as a long task
 
   std::vector<Value> values_;
   std::vector<Instruction> instructions_;

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -47,6 +47,14 @@ inline void store(c10::BFloat16* to, Lanes value) {
   auto upper = __builtin_convertvector(value == value ? rounded : Words{} + 0x7fc0, Halves);
 #endif
   *reinterpret_cast<HalvesAnywhere*>(to) = upper;
+}
+
+inline Lanes above_zero(Lanes value) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Lanes>(_mm512_max_ps(reinterpret_cast<__m512>(value), _mm512_setzero_ps()));
+#else
+  return value > 0 ? value : Lanes{};
+#endif
 }
 
 // ---------------------------------------------------------------- tensors
@@ -106,7 +114,7 @@ struct Sums {
   int64_t channels;
   std::vector<float> middle;  // this and the others in whole vectors
   std::vector<double> distances, squares;
-  bool begun = false;
+  int64_t known = 0;  // channels whose middle is chosen
 
   explicit Sums(int64_t channels)
       : channels(channels),
@@ -130,6 +138,37 @@ struct Sums {
       to[channels + c] = std::max(0.0, squares[c] - distances[c] * distances[c] / double(count));
     }
     return found;
+  }
+};
+
+// ---------------------------------------------------------------- batch-norms
+
+using Given = std::optional<Tensor>;
+
+inline Tensor floats(const Given& given) {
+  return given.has_value() && given->defined() ? given->to(at::kFloat).contiguous() : Tensor();
+}
+
+inline const float* data_of(const Tensor& given) {
+  return given.defined() ? given.const_data_ptr<float>() : nullptr;
+}
+
+// What a batch-norm makes of each channel: slope * x + shift. Without statistics: nothing.
+struct Norm {
+  std::vector<float> slope, shift, mean;
+
+  Norm() = default;
+  Norm(const Given& total, const Given& given_weight, const Given& given_bias) {
+    if (!total.has_value() || !total->defined()) return;
+    auto weight = floats(given_weight), bias = floats(given_bias);
+    const double *middle = total->const_data_ptr<double>(), *scale = middle + total->size(1);
+    for (int64_t c = 0; c < total->size(1); ++c) {
+      double a = weight.defined() ? double(weight.const_data_ptr<float>()[c]) : 1.0;
+      double b = bias.defined() ? double(bias.const_data_ptr<float>()[c]) : 0.0;
+      slope.push_back(float(a * scale[c]));
+      shift.push_back(float(b - middle[c] * a * scale[c]));
+      mean.push_back(float(middle[c]));
+    }
   }
 };
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from convoy.inner.tasks.capture import CannotCaptureError, Operation, Recording, Ref, refs_in
-from convoy.inner.tasks.convolutions import Convolutions, pools_suit, way_of
+from convoy.inner.tasks.convolutions import Convolutions, Normed, pools_suit, way_of
 from convoy.inner.tasks.norms import OPS
 
 _aten = torch.ops.aten
@@ -62,6 +62,8 @@ class Lowering:
         self._late: dict[int, Operation] = {}  # norms that are done where their rectifier was
         self._gone: set[int] = set()  # values that are no longer made
         self._behind: dict[int, tuple[int, int]] = {}  # threshold_backward: its inputs
+        self._unmade: set[int] = set()  # what only convolutions ask for, who make it themselves
+        self._through: dict[int, int] = {}  # their error -> what gets through the rectifier
         self._pools: set[int] = set()  # where our own max-pools keep who won
         self._counted: dict[int, int] = {}  # a convolution's output -> what it adds to a norm
         self._returning: dict[int, Operation] = {}  # what flows back to a norm and to others
@@ -71,6 +73,7 @@ class Lowering:
         """Return the operations that take the place of the recorded ones."""
         operations = self._recording.operations
         self._fuse_rectifiers(operations)
+        self._leave_to_convolutions()
         for operation in operations:
             if operation.op in _NORM_FORWARD:
                 self._norm_forward(operation)
@@ -139,6 +142,42 @@ class Lowering:
                     self._gone.add(before)
                     break
 
+    def _leave_to_convolutions(self) -> None:
+        """Find what norms and rectifiers make for Winograd's convolutions only: it is not made.
+
+        On the way back such a convolution's error must go to the rectifier alone.
+        """
+        for norm, after in self._rectified.items():
+            if norm in self._plus or self._made_by[norm].args[5] is not True:
+                continue
+            users = self._users[after]
+            back = [u for u in users if u.op is _aten.convolution_backward.default]
+            forth = [u for u in users if u.op is _aten.convolution.default]
+            cuts = [u for u in users if u.op is _aten.threshold_backward.default]
+            if not (len(back) == len(forth) == len(cuts) == 1 and len(users) == 3):
+                continue
+            (way_back,), (way_forth,), (cut,) = back, forth, cuts
+            error, flow = way_back.outs[0], cut.outs[0]
+            if (
+                flow in self._behind
+                and error is not None
+                and self._users[error] == [cut]
+                and way_forth.args[0] == way_back.args[1] == Ref(after)
+                and all(self._is_winograd(op) for op in (way_back, way_forth))
+                and self._learns_in_fp32(self._made_by[norm])
+            ):
+                self._unmade.add(after)
+                self._gone.add(after)
+                del self._behind[flow]
+                self._through[error] = flow
+
+    def _is_winograd(self, convolution: Operation) -> bool:
+        return way_of(self._recording, convolution, self._lanes) == "winograd"
+
+    def _learns_in_fp32(self, norm: Operation) -> bool:
+        given = [item for item in norm.args[1:3] if item is not None]
+        return all(self._recording.types[item.value] == torch.float32 for item in given)
+
     def _is_free(self, value: Ref) -> bool:
         """Tell whether a value is what a norm gives, asked for once, and not yet taken."""
         maker = self._made_by.get(value.value)
@@ -176,7 +215,9 @@ class Lowering:
         self._done.append(Operation(OPS.norm_total.default, args, {}, (total,)))
         args = (x, Ref(total), weight, bias, self._plus.get(y), y != out)
         apply = Operation(OPS.norm_apply.default, args, {}, (out,))
-        if out == y:
+        if out in self._unmade:
+            self._convolutions.normed[out] = Normed(x, Ref(total), weight, bias)
+        elif out == y:
             self._done.append(apply)
         else:
             self._late[out] = apply
@@ -287,7 +328,11 @@ class Lowering:
         dx, dw, db = operation.outs
         ours = bool(way_of(self._recording, operation, self._lanes))
         if error and dx is not None:
-            if ours:
+            if dx in self._through:
+                flow, parts = self._through[dx], self._new()
+                self._returned[flow] = parts
+                self._done += self._convolutions.error(operation, (flow, parts))
+            elif ours:
                 self._done += self._convolutions.error(operation)
             else:
                 args = (*rest, [True, False, False])

@@ -65,15 +65,47 @@ struct Planes {
 
 // ---------------------------------------------------------------- to the planes and back
 
+// How numbers of an image are read: as they are,
+struct Plain {
+  void begin(int64_t, const bool[4]) {}
+
+  template <typename T>
+  Lanes operator()(int, const T* from) const {
+    return load(from);
+  }
+};
+
+// or as what a batch-norm and a rectifier make of them. What lies outside of the image stays 0.
+struct Normed {
+  const Norm& norm;
+  Lanes slope[3], shift[3];  // of the first row of a tile, those inside, and the last
+
+  explicit Normed(const Norm& norm) : norm(norm) {}
+
+  void begin(int64_t c, const bool inside[4]) {
+    for (int k = 0; k < 3; ++k) {
+      bool there = inside[k == 2 ? 3 : k];
+      slope[k] = there ? load(norm.slope.data() + c) : Lanes{};
+      shift[k] = there ? load(norm.shift.data() + c) : Lanes{};
+    }
+  }
+
+  template <typename T>
+  Lanes operator()(int row, const T* from) const {
+    int k = row == 0 ? 0 : row == 3 ? 2 : 1;
+    return above_zero(load(from) * slope[k] + shift[k]);
+  }
+};
+
 // One column of a tile: B' d.
 struct Column {
   Lanes row[4] = {};
 
   Column() = default;
-  template <typename T>
-  Column(const T* const rows[4], int64_t at) {
-    Lanes d0 = load(rows[0] + at), d1 = load(rows[1] + at);
-    Lanes d2 = load(rows[2] + at), d3 = load(rows[3] + at);
+  template <typename T, typename Reader>
+  Column(const T* const rows[4], int64_t at, const Reader& read) {
+    Lanes d0 = read(0, rows[0] + at), d1 = read(1, rows[1] + at);
+    Lanes d2 = read(2, rows[2] + at), d3 = read(3, rows[3] + at);
     row[0] = d0 - d2;
     row[1] = d1 + d2;
     row[2] = d2 - d1;
@@ -81,43 +113,53 @@ struct Column {
   }
 };
 
-// B' d B of a row of tiles, from four rows of the image.
-template <typename T>
-void spread_inputs(const T* const rows[4], const Shape& shape, const Planes& to, int64_t tile) {
+// B' d B of a row of tiles, for one vector of channels, from four rows of the image.
+template <typename T, typename Reader>
+void spread_inputs(
+    const T* const rows[4], const Shape& shape, int64_t c, const Reader& read, float* out, int64_t stride) {
   int64_t channels = shape.channels;
-  for (int64_t c = 0; c < channels; c += kLane) {
-    Column first, second(rows, c);  // what lies left of the image is 0
-    float* out = to.at(0, tile) + c;
-    for (int64_t x = 1; x < shape.width; x += 2, out += channels) {
-      Column third(rows, x * channels + c);
-      Column fourth = x + 1 < shape.width ? Column(rows, (x + 1) * channels + c) : Column();
-      for (int i = 0; i < 4; ++i) {
-        float* at = out + 4 * i * to.stride;
-        store(at, first.row[i] - third.row[i]);
-        store(at + to.stride, second.row[i] + third.row[i]);
-        store(at + 2 * to.stride, third.row[i] - second.row[i]);
-        store(at + 3 * to.stride, second.row[i] - fourth.row[i]);
-      }
-      first = third;
-      second = fourth;
+  Column first, second(rows, c, read);  // what lies left of the image is 0
+  for (int64_t x = 1; x < shape.width; x += 2, out += channels) {
+    Column third(rows, x * channels + c, read);
+    Column fourth = x + 1 < shape.width ? Column(rows, (x + 1) * channels + c, read) : Column();
+    for (int i = 0; i < 4; ++i) {
+      float* at = out + 4 * i * stride;
+      store(at, first.row[i] - third.row[i]);
+      store(at + stride, second.row[i] + third.row[i]);
+      store(at + 2 * stride, third.row[i] - second.row[i]);
+      store(at + 3 * stride, second.row[i] - fourth.row[i]);
     }
+    first = third;
+    second = fourth;
   }
 }
 
 // The same for a block of rows of tiles, wherever these begin and end in the images.
-template <typename T>
-void spread_block(const T* images, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
+template <typename T, typename Reader>
+void spread_block(
+    const T* images, const Shape& shape, int64_t row, int64_t count, Reader read, const Planes& to) {
   int64_t line = shape.width * shape.channels, down = shape.height / 2;
   const T* nothing = reinterpret_cast<const T*>(room(3).of(line));  // nobody writes there
   for (int64_t i = 0; i < count; ++i) {
     int64_t sample = (row + i) / down, top = (row + i) % down * 2 - 1;
     const T* rows[4];
+    bool inside[4];
     for (int64_t k = 0; k < 4; ++k) {
-      bool inside = top + k >= 0 && top + k < shape.height;
-      rows[k] = inside ? images + (sample * shape.height + top + k) * line : nothing;
+      inside[k] = top + k >= 0 && top + k < shape.height;
+      rows[k] = inside[k] ? images + (sample * shape.height + top + k) * line : nothing;
     }
-    spread_inputs(rows, shape, to, i * shape.across());
+    for (int64_t c = 0; c < shape.channels; c += kLane) {
+      read.begin(c, inside);
+      spread_inputs(rows, shape, c, read, to.at(0, i * shape.across()) + c, to.stride);
+    }
   }
+}
+
+// Calls f with the way in which the inputs are read.
+template <typename F>
+void with_reader(const Norm& norm, const F& f) {
+  if (norm.slope.empty()) f(Plain());
+  else f(Normed(norm));
 }
 
 // A dY A' of a block of rows of tiles.
@@ -145,16 +187,84 @@ void spread_errors(const T* errors, const Shape& shape, int64_t row, int64_t cou
   }
 }
 
+// What is done to results on their way out: a bias is added,
+struct Biased {
+  const float* bias;
+  Lanes more;
+
+  void begin(int64_t c, Lanes) { more = bias ? load(bias + c) : Lanes{}; }
+  Lanes operator()(int64_t, Lanes y) { return y + more; }
+  void end(int64_t) {}
+};
+
+// they are counted for a batch-norm behind,
+struct Counted {
+  Biased biased;
+  Sums& sums;
+  Lanes middle, some, squared;
+
+  void begin(int64_t c, Lanes first) {
+    biased.begin(c, first);
+    some = squared = Lanes{};
+    middle = c < sums.known ? load(sums.middle.data() + c) : biased(0, first);
+  }
+
+  Lanes operator()(int64_t at, Lanes y) {
+    y = biased(at, y);
+    Lanes off = y - middle;
+    some += off;
+    squared += off * off;
+    return y;
+  }
+
+  void end(int64_t c) {
+    store(sums.middle.data() + c, middle);
+    sums.known = std::max(sums.known, c + kLane);
+    sums.add(c, some, squared);
+  }
+};
+
+// or, being errors, they go back through a rectifier and are counted for the norm before it.
+template <typename T>
+struct Returned {
+  const Norm& norm;
+  const T* x;  // what the norm had been given
+  std::vector<double>& sums;
+  Lanes slope, shift, mean, flow, with_x;
+
+  void begin(int64_t c, Lanes) {
+    slope = load(norm.slope.data() + c);
+    shift = load(norm.shift.data() + c);
+    mean = load(norm.mean.data() + c);
+    flow = with_x = Lanes{};
+  }
+
+  Lanes operator()(int64_t at, Lanes dy) {
+    Lanes in = load(x + at);
+    Lanes now = in * slope + shift > 0 ? dy : Lanes{};
+    flow += now;
+    with_x += now * (in - mean);
+    return now;
+  }
+
+  void end(int64_t c) {
+    for (int64_t i = 0; i < kLane; ++i) {
+      sums[c + i] += double(flow[i]);
+      sums[norm.mean.size() + c + i] += double(with_x[i]);
+    }
+  }
+};
+
 // A' m A of a row of tiles: two rows of results.
-template <bool counting, typename T>
-void gather_row(
-    const Planes& from, int64_t tile, const Shape& shape, const float* bias, T* upper, Sums* sums) {
+template <typename T, typename Finish>
+void gather_row(const Planes& from, int64_t tile, const Shape& shape, T* images, int64_t upper, Finish finish) {
   int64_t channels = shape.channels, line = shape.width * channels;
   for (int64_t c = 0; c < channels; c += kLane) {
     const float* in = from.at(0, tile) + c;
-    Lanes more = bias ? load(bias + c) : Lanes{};
-    Lanes middle = {}, some = {}, squared = {};
-    if (counting && sums->begun) middle = load(sums->middle.data() + c);
+    Lanes first = {};
+    for (int i = 0; i < 3; ++i)
+      for (int j = 0; j < 3; ++j) first += load(in + (4 * i + j) * from.stride);
+    finish.begin(c, first);
     for (int64_t x = 0; x < shape.width; x += 2, in += channels) {
       Lanes p[4], q[4];
       for (int j = 0; j < 4; ++j) {
@@ -163,28 +273,14 @@ void gather_row(
         p[j] = m0 + m1 + m2;
         q[j] = m1 - m2 - m3;
       }
-      Lanes y[4] = {p[0] + p[1] + p[2] + more, p[1] - p[2] - p[3] + more,
-                    q[0] + q[1] + q[2] + more, q[1] - q[2] - q[3] + more};
-      T* to = upper + x * channels + c;
-      store(to, y[0]);
-      store(to + channels, y[1]);
-      store(to + line, y[2]);
-      store(to + line + channels, y[3]);
-      if (counting) {
-        if (!sums->begun && x == 0) {
-          middle = y[0];
-          store(sums->middle.data() + c, middle);
-        }
-        for (int k = 0; k < 4; ++k) {
-          Lanes off = y[k] - middle;
-          some += off;
-          squared += off * off;
-        }
-      }
+      int64_t at = upper + x * channels + c;
+      store(images + at, finish(at, p[0] + p[1] + p[2]));
+      store(images + at + channels, finish(at + channels, p[1] - p[2] - p[3]));
+      store(images + at + line, finish(at + line, q[0] + q[1] + q[2]));
+      store(images + at + line + channels, finish(at + line + channels, q[1] - q[2] - q[3]));
     }
-    if (counting) sums->add(c, some, squared);
+    finish.end(c);
   }
-  if (counting) sums->begun = true;
 }
 
 // ---------------------------------------------------------------- products
@@ -214,7 +310,7 @@ template <int vectors, int known>
 void multiply_planes(const Planes& v, const float* filters, const Planes& m, int64_t tiles) {
   constexpr int together = kTogether / vectors;
   int64_t in = v.channels, out = m.channels, width = vectors * kLane;
-  for (int64_t plane = 0; plane < kPlanes; ++plane)
+  for (int64_t plane = 0; plane < kPlanes; ++plane, filters += out)
     for (int64_t k = 0; k < out; k += width, filters += in * width)
       for (int64_t t = 0; t < tiles; t += together)
         multiply<together, vectors, known>(v.at(plane, t), in, filters, m.at(plane, t) + k, out);
@@ -271,22 +367,29 @@ std::vector<float> laid_out(const Tensor& weight, bool error) {
   int64_t out = weight.size(0), in = weight.size(1), pairs = in * out;
   const float* from = weight.const_data_ptr<float>();
   std::vector<float> found(9 * pairs);
-  for (int64_t k = 0; k < out; ++k)
-    for (int64_t tap = 0; tap < 9; ++tap, from += in)
-      if (error)
+  if (error) {
+    for (int64_t k = 0; k < out; ++k)
+      for (int64_t tap = 0; tap < 9; ++tap, from += in)
         std::copy(from, from + in, found.data() + (8 - tap) * pairs + k * in);
-      else
-        for (int64_t c = 0; c < in; ++c) found[tap * pairs + c * out + k] = from[c];
+    return found;
+  }
+  for (int64_t k = 0; k < out; k += kLane)
+    for (int64_t tap = 0; tap < 9; ++tap)
+      for (int64_t c = 0; c < in; ++c)
+        for (int64_t i = 0; i < kLane; ++i)
+          found[tap * pairs + c * out + k + i] = from[((k + i) * 9 + tap) * in + c];
   return found;
 }
 
-// G g G', in the order in which products read it: [plane][some outputs][input][output of these].
+// G g G', in the order in which products read it: [plane][some outputs][input][output of these],
+// planes a little apart. The shape only tells the number of outputs, first, and of inputs, last, + 1.
 Tensor winograd_filters(const Tensor& given, bool error) {
   auto weight = channels_last(given.to(at::kFloat));
   auto taps = laid_out(weight, error);
   int64_t in = weight.size(error ? 0 : 1), out = weight.size(error ? 1 : 0), pairs = in * out;
   int64_t width = vectors_for(out) * kLane;
-  auto filters = pooled({kPlanes, in, out}, at::kFloat);
+  int64_t plane = out * (in + 1);
+  auto filters = pooled({out, kPlanes, in + 1}, at::kFloat);
   for (int64_t c = 0; c < in; ++c)
     for (int64_t k = 0; k < out; k += kLane) {
       const float* from = taps.data() + c * out + k;
@@ -300,57 +403,83 @@ Tensor winograd_filters(const Tensor& given, bool error) {
         h[3][j] = g2;
       }
       float* at = filters.data_ptr<float>() + k / width * (in * width) + c * width + k % width;
-      for (int i = 0; i < 4; ++i, at += 4 * pairs) {
+      for (int i = 0; i < 4; ++i, at += 4 * plane) {
         store(at, h[i][0]);
-        store(at + pairs, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
-        store(at + 2 * pairs, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
-        store(at + 3 * pairs, h[i][2]);
+        store(at + plane, 0.5f * (h[i][0] + h[i][1] + h[i][2]));
+        store(at + 2 * plane, 0.5f * (h[i][0] - h[i][1] + h[i][2]));
+        store(at + 3 * plane, h[i][2]);
       }
     }
   return filters;
 }
 
-template <bool counting>
-Tensor convolve(const Tensor& given, const Tensor& filters, const std::optional<Tensor>& bias, Sums* sums) {
-  auto x = channels_last(given);
+// The convolution of x as `norm` says, with results as `finish` says, which is made for their type.
+template <typename F>
+Tensor convolve(const Tensor& x, const Norm& norm, const Tensor& filters, const F& make_finish) {
   Shape in(x);
-  auto y = pooled({in.samples, filters.size(2), in.height, in.width}, x.scalar_type());
+  auto y = pooled({in.samples, filters.size(0), in.height, in.width}, x.scalar_type());
   Shape out(y);
-  auto more = bias.has_value() && bias->defined() ? bias->to(at::kFloat).contiguous() : Tensor();
-  const float* added = more.defined() ? more.const_data_ptr<float>() : nullptr;
   Block block(in, kBlock);
   Planes v(block.tiles, in.channels, room(0)), m(block.tiles, out.channels, room(1));
   with_type(x, [&](auto sample) {
     using T = decltype(sample);
-    const T* from = x.const_data_ptr<T>();
-    T* to = y.template data_ptr<T>();
-    for (int64_t row = 0; row < in.rows(); row += block.rows) {
-      int64_t count = std::min(block.rows, in.rows() - row);
-      int64_t tiles = (count * in.across() + kTogether - 1) / kTogether * kTogether;
-      spread_block(from, in, row, count, v);
-      with_vectors(vectors_for(out.channels), [&](auto vectors) {
-        with_known(in.channels, [&](auto known) {
-          multiply_planes<vectors(), known()>(v, filters.const_data_ptr<float>(), m, tiles);
+    auto finish = make_finish(sample);
+    with_reader(norm, [&](auto read) {
+      for (int64_t row = 0; row < in.rows(); row += block.rows) {
+        int64_t count = std::min(block.rows, in.rows() - row);
+        int64_t tiles = (count * in.across() + kTogether - 1) / kTogether * kTogether;
+        spread_block(x.const_data_ptr<T>(), in, row, count, read, v);
+        with_vectors(vectors_for(out.channels), [&](auto vectors) {
+          with_known(in.channels, [&](auto known) {
+            multiply_planes<vectors(), known()>(v, filters.const_data_ptr<float>(), m, tiles);
+          });
         });
-      });
-      for (int64_t i = 0; i < count; ++i)
-        gather_row<counting>(
-            m, i * in.across(), out, added, to + (row + i) * 2 * out.width * out.channels, sums);
-    }
+        for (int64_t i = 0; i < count; ++i) {
+          int64_t upper = (row + i) * 2 * out.width * out.channels;
+          gather_row(m, i * in.across(), out, y.template data_ptr<T>(), upper, finish);
+        }
+      }
+    });
   });
   return y;
 }
 
-Tensor winograd(const Tensor& x, const Tensor& filters, const std::optional<Tensor>& bias) {
-  return convolve<false>(x, filters, bias, nullptr);
+Tensor winograd(
+    const Tensor& x, const Tensor& filters, const Given& bias, const Given& total, const Given& weight,
+    const Given& shift) {
+  auto more = floats(bias);
+  return convolve(channels_last(x), Norm(total, weight, shift), filters, [&](auto) {
+    return Biased{data_of(more), {}};
+  });
 }
 
 // With what a batch-norm behind it asks of its results: see norm_parts.
 std::tuple<Tensor, Tensor> winograd_parts(
-    const Tensor& x, const Tensor& filters, const std::optional<Tensor>& bias) {
-  Sums sums(filters.size(2));
-  auto y = convolve<true>(x, filters, bias, &sums);
+    const Tensor& x, const Tensor& filters, const Given& bias, const Given& total, const Given& weight,
+    const Given& shift) {
+  Sums sums(filters.size(0));
+  auto more = floats(bias);
+  auto y = convolve(channels_last(x), Norm(total, weight, shift), filters, [&](auto) {
+    return Counted{{data_of(more), {}}, sums, {}, {}, {}};
+  });
   return {y, sums.table(y.numel() / y.size(1))};
+}
+
+// The error, back through a rectifier to a norm that was given x, and what it adds to that: see
+// norm_back_parts.
+std::tuple<Tensor, Tensor> winograd_back(
+    const Tensor& dy, const Tensor& filters, const Tensor& given_x, const Tensor& total,
+    const Given& weight, const Given& shift) {
+  auto x = channels_last(given_x);
+  Norm norm(total, weight, shift);
+  std::vector<double> sums(2 * norm.mean.size());
+  auto flow = convolve(channels_last(dy), Norm(), filters, [&](auto sample) {
+    using T = decltype(sample);
+    return Returned<T>{norm, x.const_data_ptr<T>(), sums, {}, {}, {}, {}, {}};
+  });
+  auto parts = pooled({2, int64_t(norm.mean.size())}, at::kDouble);
+  std::copy(sums.begin(), sums.end(), parts.data_ptr<double>());
+  return {flow, parts};
 }
 
 // G' u G of all pairs of channels, from the planes' sums.
@@ -378,8 +507,11 @@ void back_to_filters(const float* sums, int64_t inputs, int64_t outputs, T* to) 
 }
 
 // The filters' gradient.
-Tensor winograd_gradient(const Tensor& given_dy, const Tensor& given_x) {
+Tensor winograd_gradient(
+    const Tensor& given_dy, const Tensor& given_x, const Given& total, const Given& weight,
+    const Given& shift) {
   auto dy = channels_last(given_dy), x = channels_last(given_x);
+  Norm norm(total, weight, shift);
   Shape in(x), out(dy);
   int64_t pairs = in.channels * out.channels;
   Block block(in, kBlock);
@@ -391,7 +523,9 @@ Tensor winograd_gradient(const Tensor& given_dy, const Tensor& given_x) {
     using T = decltype(sample);
     for (int64_t row = 0; row < in.rows(); row += block.rows) {
       int64_t count = std::min(block.rows, in.rows() - row);
-      spread_block(x.const_data_ptr<T>(), in, row, count, v);
+      with_reader(norm, [&](auto read) {
+        spread_block(x.const_data_ptr<T>(), in, row, count, read, v);
+      });
       spread_errors(dy.const_data_ptr<T>(), out, row, count, w);
       with_vectors(vectors_for(in.channels), [&](auto vectors) {
         correlate_planes<vectors()>(w, v, count * in.across(), sums);
@@ -408,6 +542,7 @@ TORCH_LIBRARY_IMPL(convoy, CPU, m) {
   m.impl("winograd_filters", &convoy::winograd_filters);
   m.impl("winograd", &convoy::winograd);
   m.impl("winograd_parts", &convoy::winograd_parts);
+  m.impl("winograd_back", &convoy::winograd_back);
   m.impl("winograd_gradient", &convoy::winograd_gradient);
 }
 
