@@ -72,7 +72,9 @@ def whole_first(
     def halves_before(core: int) -> int:
         return sum(half < core for half in halves[core] if half in halves)
 
-    return sorted(halves, key=lambda core: (halves_before(core), -(speeds or {}).get(core, 0), core))
+    return sorted(
+        halves, key=lambda core: (halves_before(core), -(speeds or {}).get(core, 0), core)
+    )
 
 
 def read_list(text: str) -> set[int]:

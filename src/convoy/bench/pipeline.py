@@ -5,8 +5,9 @@ with the same malloc setting. One core trains plainly, in the better memory layo
 and 1F1B get that layout, the cut that balances measured times, and the best of 2, 4, 8 and 16
 micro-batches, found by short trials. Ours is a whole run through `convoy train`'s door, which
 finds its cut by itself. In each round everybody gets the same cores; where there are more than are
-needed, those that are fastest just then. The limit is a process for each core, all independent. In four stages,
-where nothing is asked for beside PyTorch, a recipe of ours that holds more batches takes its place.
+needed, those that are fastest just then. The limit is a process for each core, all independent. In
+four stages, where nothing is asked for beside PyTorch, a recipe of ours that holds more batches
+takes its place.
 
 Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
 speeds, and ours is not.

@@ -206,9 +206,7 @@ class Convolutions:
             found.append(Operation(_ops.bias_gradient.default, (dy,), {}, (db,)))
         return found
 
-    def _filters(
-        self, way: Way, weight: Ref, more: tuple[Any, ...], *, error: bool
-    ) -> Operation:
+    def _filters(self, way: Way, weight: Ref, more: tuple[Any, ...], *, error: bool) -> Operation:
         """Have filters brought into the order in which products read them."""
         op = getattr(_ops, f"{way}_filters").default
         return Operation(op, (weight, *more, error), {}, (self._new(),))

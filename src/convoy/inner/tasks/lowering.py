@@ -74,26 +74,26 @@ class Lowering:
         operations = self._recording.operations
         self._fuse_rectifiers(operations)
         self._leave_to_convolutions()
+        lower = {
+            **dict.fromkeys(_NORM_FORWARD, self._norm_forward),
+            **dict.fromkeys(_NORM_BACKWARD, self._norm_backward),
+            _aten.convolution.default: self._convolution,
+            _aten.convolution_backward.default: self._split_convolution,
+            _aten.max_pool2d_with_indices.default: self._pool,
+            _aten.max_pool2d_with_indices_backward.default: self._pool_backward,
+            _aten.threshold_backward.default: self._rectifier_backward,
+        }
         for operation in operations:
-            if operation.op in _NORM_FORWARD:
-                self._norm_forward(operation)
-            elif operation.op in _NORM_BACKWARD:
-                self._norm_backward(operation)
-            elif operation.op is _aten.convolution.default:
-                self._convolution(operation)
-            elif operation.op is _aten.convolution_backward.default:
-                self._split_convolution(operation)
-            elif operation.op is _aten.max_pool2d_with_indices.default:
-                self._pool(operation)
-            elif operation.op is _aten.max_pool2d_with_indices_backward.default:
-                self._pool_backward(operation)
-            elif operation.op is _aten.threshold_backward.default:
-                self._rectifier_backward(operation)
-            elif operation.outs[0] in self._late:
-                self._done.append(self._late[operation.outs[0]])
-            elif operation.outs[0] not in self._gone:
-                self._done.append(operation)
+            lower.get(operation.op, self._keep)(operation)
         return _used(self._done, self._recording, self._updated), self._updated
+
+    def _keep(self, operation: Operation) -> None:
+        """Take an operation over as it is, unless it has become part of another."""
+        out = operation.outs[0]
+        if out in self._late:
+            self._done.append(self._late[out])
+        elif out not in self._gone:
+            self._done.append(operation)
 
     def _new(self) -> int:
         self._recording.num_values += 1
@@ -245,8 +245,7 @@ class Lowering:
         assert out is not None
         norm = self._returning.get(out)
         if norm is None or norm.args[5].value not in self._totals:
-            if out not in self._gone:
-                self._done.append(operation)
+            self._keep(operation)
             return
         more = None
         if dy.value in self._gone:
@@ -268,8 +267,8 @@ class Lowering:
         parts = self._returned.get(dy.value)
         if parts is None:
             parts = self._new()
-            args = (dy, x, total, y)
-            self._done.append(Operation(OPS.norm_back_parts.default, args, {}, (parts,)))
+            asked = (dy, x, total, y)
+            self._done.append(Operation(OPS.norm_back_parts.default, asked, {}, (parts,)))
         like = weight if weight is not None else total  # not x: all groups' sums are added once
         count = Counts(self._places(x.value), "all" if self._exact else "own")
         those = [All(parts) if self._exact else Ref(parts)]
