@@ -1,9 +1,10 @@
 """Convolutions by our own hands: which of a step's, in which way, and the calls they become.
 
-`winograd` (winograd.cpp) is for filters of 3x3 whose channels fill whole vectors; `direct`
-(direct.cpp) for the others that have few channels, where PyTorch's kernels cost more than the
-arithmetic. What suits neither stays PyTorch's, and so does everything on processors without
-vectors of sixteen numbers. A convolution also counts for a batch-norm behind it (norms.py).
+`winograd` (winograd.cpp) is for filters of 3x3 whose channels fill whole vectors, and so is
+`pairs` (pairs.cpp), in bf16 and where the processor has a matrix unit; `direct` (direct.cpp) is
+for the others that have few channels, where PyTorch's kernels cost more than the arithmetic. What
+suits none of them stays PyTorch's, and so does everything on processors without vectors of sixteen
+numbers. A convolution also counts for a batch-norm behind it (norms.py).
 """
 
 from collections.abc import Callable
@@ -17,15 +18,7 @@ from convoy.inner.tasks.capture import Operation, Recording, Ref
 _library = torch.library.Library("convoy", "FRAGMENT")
 for _schema in (
     "vector_lanes() -> int",
-    "winograd_filters(Tensor weight, bool error) -> Tensor",
-    "winograd(Tensor x, Tensor filters, Tensor? bias, Tensor? total, Tensor? norm_weight, "
-    "Tensor? norm_bias) -> Tensor",
-    "winograd_parts(Tensor x, Tensor filters, Tensor? bias, Tensor? total, Tensor? norm_weight, "
-    "Tensor? norm_bias) -> (Tensor, Tensor)",
-    "winograd_back(Tensor dy, Tensor filters, Tensor x, Tensor total, Tensor? norm_weight, "
-    "Tensor? norm_bias) -> (Tensor, Tensor)",
-    "winograd_gradient(Tensor dy, Tensor x, Tensor? total, Tensor? norm_weight, "
-    "Tensor? norm_bias) -> Tensor",
+    "matrix_tiles() -> bool",
     "direct_filters(Tensor weight, int[] window, bool error) -> Tensor",
     "direct(Tensor x, Tensor filters, Tensor? bias, int outputs, int[] window) -> Tensor",
     "direct_parts(Tensor x, Tensor filters, Tensor? bias, int outputs, int[] window) "
@@ -37,6 +30,19 @@ for _schema in (
     "max_pool_back(Tensor dy, Tensor places, Tensor x, int[] size) -> Tensor",
 ):
     _library.define(_schema)
+_NORM = "Tensor? norm_weight, Tensor? norm_bias"
+_INPUTS = f"Tensor x, Tensor filters, Tensor? bias, Tensor? total, {_NORM}"
+for _way, _more, _size in (("winograd", "", ""), ("pairs", ", int stride", ", int[] size")):
+    for _schema in (
+        "_filters(Tensor weight, bool error) -> Tensor",
+        f"({_INPUTS}{_more}) -> Tensor",
+        f"_parts({_INPUTS}{_more}) -> (Tensor, Tensor)",
+        f"_error(Tensor dy, Tensor filters{_size}{_more}) -> Tensor",
+        f"_back(Tensor dy, Tensor filters, Tensor x, Tensor total, {_NORM}{_more})"
+        " -> (Tensor, Tensor)",
+        f"_gradient(Tensor dy, Tensor x, Tensor? total, {_NORM}{_more}) -> Tensor",
+    ):
+        _library.define(f"{_way}{_schema}")
 
 _ops = torch.ops.convoy
 _BACKWARD = torch.ops.aten.convolution_backward.default
@@ -46,17 +52,33 @@ _TYPES = frozenset({torch.float32, torch.bfloat16})  # of images; computed is fp
 _MOST_PAIRS = 512 * 512  # of channels by `winograd`; its filters are 64 bytes for each
 _MOST_WEIGHTS = 32 * 1024  # by `direct`
 
-Way = Literal["winograd", "direct", ""]
+Way = Literal["winograd", "pairs", "direct", ""]
+# Ways that can make what a norm and a rectifier give by themselves, as they read.
+READ_THROUGH = frozenset({"winograd", "pairs"})
 
 
-def way_of(recording: Recording, convolution: Operation, lanes: int) -> Way:
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What a processor can do for our own convolutions.
+
+    Attributes:
+        lanes: numbers in a vector; 0: there are none that are long enough.
+        tiles: it has a matrix unit, whose tiles hold numbers of bf16.
+    """
+
+    lanes: int = 0
+    tiles: bool = False
+
+
+def way_of(recording: Recording, convolution: Operation, hands: Hands) -> Way:
     """Return how a recorded convolution, or its way back, is done; "": PyTorch does it.
 
     Args:
         recording: where it comes from.
         convolution: `convolution(x, weight, ...)` or `convolution_backward(dy, x, weight, ...)`.
-        lanes: numbers in a vector of this processor's; 0: it has none that are long enough.
+        hands: what this processor can do.
     """
+    lanes = hands.lanes
     x, weight, _, stride, padding, dilation, transposed, _, groups = _arguments(convolution)
     shape = recording.shapes[weight.value]
     ours = (
@@ -70,14 +92,16 @@ def way_of(recording: Recording, convolution: Operation, lanes: int) -> Way:
     if not ours:
         return ""
     outputs, inputs, *size = shape
-    sides = recording.shapes[x.value][2:]
     if (
-        (size, stride, padding) == ([3, 3], [1, 1], [1, 1])
+        (size, padding) == ([3, 3], [1, 1])
         and inputs % lanes == outputs % lanes == 0
         and inputs * outputs <= _MOST_PAIRS
-        and all(side % 2 == 0 for side in sides)
     ):
-        return "winograd"
+        in_bf16 = all(recording.types[value.value] == torch.bfloat16 for value in (x, weight))
+        if hands.tiles and in_bf16 and stride in ([1, 1], [2, 2]):
+            return "pairs"
+        if stride == [1, 1] and all(side % 2 == 0 for side in recording.shapes[x.value][2:]):
+            return "winograd"
     return "direct" if torch.Size(shape).numel() <= _MOST_WEIGHTS else ""
 
 
@@ -135,25 +159,26 @@ class Convolutions:
 
     Args:
         recording: where they come from.
-        lanes: numbers in a vector of this processor's, or 0.
+        hands: what this processor can do.
         new: gives a number to a new value.
     """
 
-    def __init__(self, recording: Recording, lanes: int, new: Callable[[], int]) -> None:
-        self._recording, self._lanes, self._new = recording, lanes, new
+    def __init__(self, recording: Recording, hands: Hands, new: Callable[[], int]) -> None:
+        self._recording, self._hands, self._new = recording, hands, new
         self.normed: dict[int, Normed] = {}  # values that are not made
 
     def forward(self, operation: Operation, parts: int | None) -> list[Operation]:
         """Return what makes a convolution's output, and what that adds to a norm if asked for."""
-        way = way_of(self._recording, operation, self._lanes)
+        way = way_of(self._recording, operation, self._hands)
         x, weight, bias, *_ = operation.args
         outs = operation.outs if parts is None else (*operation.outs, parts)
         name = way if parts is None else f"{way}_parts"
         op = getattr(_ops, name).default
-        if way == "winograd":
+        if way in READ_THROUGH:
             filters = self._filters(way, weight, (), error=False)
             x, *norm = self._read(x)
-            return [filters, Operation(op, (x, _made(filters), bias, *norm), {}, outs)]
+            args = (x, _made(filters), bias, *norm, *_stride(way, operation))
+            return [filters, Operation(op, args, {}, outs)]
         # What counts for a norm counts channels, not those of neighbours.
         window = self._window(operation, operation.outs[0] if parts is None else None)
         filters = self._filters(way, weight, (window,), error=False)
@@ -170,16 +195,17 @@ class Convolutions:
             returned: of an input that is not made: what flows back to the norm instead of the
                 error, and what that adds to the norm's sums.
         """
-        way = way_of(self._recording, operation, self._lanes)
+        way = way_of(self._recording, operation, self._hands)
         dy, x, weight, *_ = operation.args
         outs = operation.outs[:1]
-        if way == "winograd":
+        if way in READ_THROUGH:
             filters = self._filters(way, weight, (), error=True)
-            args: tuple[Any, ...] = (dy, _made(filters), None, None, None, None)
+            op, how = getattr(_ops, f"{way}_back").default, self._read(x)
             if returned is None:
-                return [filters, Operation(_ops.winograd.default, args, {}, outs)]
-            args = (dy, _made(filters), *self._read(x))
-            return [filters, Operation(_ops.winograd_back.default, args, {}, returned)]
+                op = getattr(_ops, f"{way}_error").default
+                how = ([*self._recording.shapes[x.value][2:]],) if way == "pairs" else ()
+            args: tuple[Any, ...] = (dy, _made(filters), *how, *_stride(way, operation))
+            return [filters, Operation(op, args, {}, returned or outs)]
         _, inputs, *size = self._recording.shapes[x.value]
         plain = operation.args[4] == [1, 1]  # with a stride, neighbours' filters differ
         window = self._window(operation, x.value if plain else None)
@@ -187,7 +213,7 @@ class Convolutions:
         args = (dy, _made(filters), inputs, size, window)
         return [filters, Operation(_ops.direct_error.default, args, {}, outs)]
 
-    def _read(self, x: Ref) -> tuple[Ref | None, ...]:
+    def _read(self, x: Ref) -> tuple[Any, ...]:
         """Return an input, and the norm that makes it of that, or none."""
         normed = self.normed.get(x.value)
         return (x, None, None, None) if normed is None else (normed.x, *normed.norm)
@@ -198,10 +224,12 @@ class Convolutions:
         _, dw, db = operation.outs
         found = []
         if dw is not None:
-            op, args = _ops.winograd_gradient.default, (dy, *self._read(x))
-            if way_of(self._recording, operation, self._lanes) == "direct":
-                op, args = _ops.direct_gradient.default, (dy, x, self._window(operation, dy.value))
-            found.append(Operation(op, args, {}, (dw,)))
+            way = way_of(self._recording, operation, self._hands)
+            how = (*self._read(x), *_stride(way, operation))
+            if way == "direct":
+                how = (x, self._window(operation, dy.value))
+            op = getattr(_ops, f"{way}_gradient").default
+            found.append(Operation(op, (dy, *how), {}, (dw,)))
         if db is not None:
             found.append(Operation(_ops.bias_gradient.default, (dy,), {}, (db,)))
         return found
@@ -217,7 +245,7 @@ class Convolutions:
         together = 1
         if made is not None:
             _, channels, _, across = self._recording.shapes[made]
-            together = neighbours(channels, across, self._lanes)
+            together = neighbours(channels, across, self._hands.lanes)
         return [*self._recording.shapes[weight.value][2:], *stride, *padding, together]
 
 
@@ -225,6 +253,11 @@ def _made(filters: Operation) -> Ref:
     (value,) = filters.outs
     assert value is not None
     return Ref(value)
+
+
+def _stride(way: Way, convolution: Operation) -> tuple[int, ...]:
+    """Return the stride for a way that knows more than one."""
+    return (_arguments(convolution)[3][0],) if way == "pairs" else ()
 
 
 def _arguments(convolution: Operation) -> tuple[Any, ...]:

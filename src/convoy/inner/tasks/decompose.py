@@ -17,12 +17,14 @@ from typing import Any, Literal
 import torch
 
 from convoy.inner.tasks.capture import CannotCaptureError, Operation, Recording, refs_in
+from convoy.inner.tasks.convolutions import Hands
 from convoy.inner.tasks.lowering import Lowering, all_in
 from convoy.inner.tasks.norms import OPS
 from convoy.inner.tasks.plan import Part, Plan
 from convoy.inner.tasks.wide import widen
 
 _aten = torch.ops.aten
+_NO_HANDS = Hands()
 
 # What these make of samples is a sum over samples, by the number of the output.
 _SUMS: dict[Any, frozenset[int]] = {
@@ -40,6 +42,9 @@ _SUMS: dict[Any, frozenset[int]] = {
     OPS.winograd_parts.default: frozenset({1}),
     OPS.winograd_back.default: frozenset({1}),
     OPS.winograd_gradient.default: frozenset({0}),
+    OPS.pairs_parts.default: frozenset({1}),
+    OPS.pairs_back.default: frozenset({1}),
+    OPS.pairs_gradient.default: frozenset({0}),
     OPS.norm_parts.default: frozenset({0}),
     OPS.norm_back_parts.default: frozenset({0}),
     OPS.rectified_parts.default: frozenset({1}),
@@ -51,6 +56,7 @@ _FOR_NORMS = frozenset(
         OPS.norm_back_parts.default,
         OPS.rectified_parts.default,
         OPS.winograd_back.default,
+        OPS.pairs_back.default,
     }
 )
 # What these give belongs to a group, though it has no place for each sample.
@@ -84,19 +90,19 @@ _LINEAR = frozenset(
 
 
 def decompose(
-    recording: Recording, *, norms: Literal["batch", "group"] = "batch", lanes: int = 0
+    recording: Recording, *, norms: Literal["batch", "group"] = "batch", hands: Hands = _NO_HANDS
 ) -> Plan:
     """Sort a step into what each group does and what is done once.
 
     Args:
         recording: the step.
         norms: batch-norm's statistics are those of the whole batch, or each group's own.
-        lanes: numbers in a vector of the processor's, if it suits our own convolutions, or 0.
+        hands: what the processor can do for our own convolutions.
 
     Raises:
         CannotCaptureError: an operation makes something else than a sum of many samples.
     """
-    lowered, updated = Lowering(recording, norms, lanes).run()
+    lowered, updated = Lowering(recording, norms, hands).run()
     plan = Plan([], {}, recording, updated)
     _classify(plan, lowered)
     _name_layers(plan)

@@ -14,10 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convoy.inner.tasks.convolutions import Hands
 from convoy.inner.tasks.instructions import Instruction, Program, Slot
 from convoy.inner.tasks.tasks import Task
 
-_SOURCES = ("direct.cpp", "engine.cpp", "norms.cpp", "pool.cpp", "pooling.cpp", "winograd.cpp")
+_SOURCES = (
+    "direct.cpp",
+    "engine.cpp",
+    "norms.cpp",
+    "pairs.cpp",
+    "pool.cpp",
+    "pooling.cpp",
+    "winograd.cpp",
+)
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -52,11 +61,10 @@ def load_engine() -> None:
         raise NoEngineError(f"the task engine could not be compiled ({text})") from error
 
 
-def vector_lanes() -> int:
-    """Return the numbers in a vector of this processor's, or 0 if they are too few for us."""
+def find_hands() -> Hands:
+    """Return what this processor can do for our own convolutions."""
     load_engine()
-    found: int = torch.ops.convoy.vector_lanes()
-    return found
+    return Hands(torch.ops.convoy.vector_lanes(), torch.ops.convoy.matrix_tiles())
 
 
 def _build() -> None:

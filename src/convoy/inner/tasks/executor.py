@@ -19,8 +19,9 @@ from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.eager import EagerExecutor
 from convoy.inner.executor import Sums
 from convoy.inner.tasks.capture import CannotCaptureError, Recording, capture, refs_in
+from convoy.inner.tasks.convolutions import Hands
 from convoy.inner.tasks.decompose import decompose
-from convoy.inner.tasks.engine import NativeEngine, NoEngineError, load_engine, vector_lanes
+from convoy.inner.tasks.engine import NativeEngine, NoEngineError, find_hands, load_engine
 from convoy.inner.tasks.instructions import Program, Sgd
 from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.portable import PortableEngine
@@ -174,7 +175,7 @@ class TasksExecutor:
         self._is_keyed = any(recording.keys in refs_in(call) for call in recording.operations)
         self._check(recording, shape)
         norms = self._grain_of(1).norms
-        self._plan = decompose(recording, norms=norms, lanes=self._lanes())
+        self._plan = decompose(recording, norms=norms, hands=self._hands())
 
     def _check(self, recording: Recording, shape: tuple[int, int, int]) -> None:
         """Compare with plain PyTorch on a few samples in two groups.
@@ -190,7 +191,7 @@ class TasksExecutor:
             way = replace(way, precision="fp64")
             way.place(model)
             recording = capture(model, way, shape, label_smoothing=smoothing)
-        plan = decompose(copy.deepcopy(recording), lanes=self._lanes())
+        plan = decompose(copy.deepcopy(recording), hands=self._hands())
         twin = copy.deepcopy(model)
         twin_executor = EagerExecutor(
             twin, optim.SGD(twin.parameters()), way, label_smoothing=smoothing
@@ -220,9 +221,9 @@ class TasksExecutor:
         self._bound.clear()
         self._tell(f"{why}; training goes on with the executor 'eager'")
 
-    def _lanes(self) -> int:
+    def _hands(self) -> Hands:
         ours = not self._portable and self.arithmetic.layout == "channels_last"
-        return vector_lanes() if ours else 0
+        return find_hands() if ours else Hands()
 
     def _make_engine(self, program: Program) -> Engine:
         return PortableEngine(program) if self._portable else NativeEngine(program)

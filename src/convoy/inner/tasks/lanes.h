@@ -1,12 +1,8 @@
-// Sixteen numbers at a time, and what convolutions by our own hands have in common.
+// What convolutions by our own hands have in common.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,47 +11,15 @@
 #include <vector>
 
 #include "pool.h"
+#include "vectors.h"
 
 namespace convoy {
 
 using at::Tensor;
 
-constexpr int64_t kLane = 16;  // numbers in a vector
-
-typedef float Lanes __attribute__((vector_size(64)));
-typedef float Anywhere __attribute__((vector_size(64), aligned(4), may_alias));
-
-inline Lanes load(const float* from) { return *reinterpret_cast<const Anywhere*>(from); }
-inline void store(float* to, Lanes value) { *reinterpret_cast<Anywhere*>(to) = value; }
-
-// Images may be of bf16, the upper half of an fp32; what is computed is fp32 all the same.
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(2), may_alias));
-
-inline Lanes load(const c10::BFloat16* from) {
-  Halves upper = *reinterpret_cast<const HalvesAnywhere*>(from);
-  return reinterpret_cast<Lanes>(__builtin_convertvector(upper, Words) << 16);
-}
-
-inline void store(c10::BFloat16* to, Lanes value) {
-#if defined(__AVX512BF16__)
-  auto upper = reinterpret_cast<Halves>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
-#else
-  auto bits = reinterpret_cast<Words>(value);
-  auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  auto upper = __builtin_convertvector(value == value ? rounded : Words{} + 0x7fc0, Halves);
-#endif
-  *reinterpret_cast<HalvesAnywhere*>(to) = upper;
-}
-
-inline Lanes above_zero(Lanes value) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Lanes>(_mm512_max_ps(reinterpret_cast<__m512>(value), _mm512_setzero_ps()));
-#else
-  return value > 0 ? value : Lanes{};
-#endif
-}
+// Images may be of bf16; what is computed is fp32 all the same.
+inline Lanes load(const c10::BFloat16* from) { return as_lanes(widened(load_halves(from)) << 16); }
+inline void store(c10::BFloat16* to, Lanes value) { store_halves(to, rounded(value)); }
 
 // ---------------------------------------------------------------- tensors
 

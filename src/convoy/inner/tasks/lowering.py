@@ -13,7 +13,14 @@ from typing import Any, Literal
 import torch
 
 from convoy.inner.tasks.capture import CannotCaptureError, Operation, Recording, Ref, refs_in
-from convoy.inner.tasks.convolutions import Convolutions, Normed, pools_suit, way_of
+from convoy.inner.tasks.convolutions import (
+    READ_THROUGH,
+    Convolutions,
+    Hands,
+    Normed,
+    pools_suit,
+    way_of,
+)
 from convoy.inner.tasks.norms import OPS
 
 _aten = torch.ops.aten
@@ -45,12 +52,12 @@ class Lowering:
     Args:
         recording: the step.
         norms: whose statistics a batch-norm uses: of the whole "batch", or of each "group".
-        lanes: numbers in a vector of the processor's, if it suits our own convolutions, or 0.
+        hands: what the processor can do for our own convolutions.
     """
 
-    def __init__(self, recording: Recording, norms: str, lanes: int) -> None:
-        self._recording, self._lanes = recording, lanes
-        self._convolutions = Convolutions(recording, lanes, self._new)
+    def __init__(self, recording: Recording, norms: str, hands: Hands) -> None:
+        self._recording, self._hands = recording, hands
+        self._convolutions = Convolutions(recording, hands, self._new)
         self._exact = norms == "batch"
         self._users = _users(recording)
         self._made_by = {o: op for op in recording.operations for o in op.outs if o is not None}
@@ -143,9 +150,9 @@ class Lowering:
                     break
 
     def _leave_to_convolutions(self) -> None:
-        """Find what norms and rectifiers make for Winograd's convolutions only: it is not made.
+        """Find what norms and rectifiers make for one convolution only that can make it itself.
 
-        On the way back such a convolution's error must go to the rectifier alone.
+        On the way back its error must go to the rectifier alone.
         """
         for norm, after in self._rectified.items():
             if norm in self._plus or self._made_by[norm].args[5] is not True:
@@ -163,7 +170,7 @@ class Lowering:
                 and error is not None
                 and self._users[error] == [cut]
                 and way_forth.args[0] == way_back.args[1] == Ref(after)
-                and all(self._is_winograd(op) for op in (way_back, way_forth))
+                and all(self._reads_through(op) for op in (way_back, way_forth))
                 and self._learns_in_fp32(self._made_by[norm])
             ):
                 self._unmade.add(after)
@@ -171,8 +178,8 @@ class Lowering:
                 del self._behind[flow]
                 self._through[error] = flow
 
-    def _is_winograd(self, convolution: Operation) -> bool:
-        return way_of(self._recording, convolution, self._lanes) == "winograd"
+    def _reads_through(self, convolution: Operation) -> bool:
+        return way_of(self._recording, convolution, self._hands) in READ_THROUGH
 
     def _learns_in_fp32(self, norm: Operation) -> bool:
         given = [item for item in norm.args[1:3] if item is not None]
@@ -299,7 +306,7 @@ class Lowering:
     def _convolution(self, operation: Operation) -> None:
         (y,) = operation.outs
         assert y is not None
-        if not way_of(self._recording, operation, self._lanes):
+        if not way_of(self._recording, operation, self._hands):
             self._done.append(operation)
             return
         if any(user.op in _NORM_FORWARD and user.args[5] for user in self._users[y]):
@@ -309,7 +316,7 @@ class Lowering:
     def _pool(self, operation: Operation) -> None:
         y, places = operation.outs
         users = [] if places is None else self._users[places]
-        if pools_suit(self._recording, operation, users, self._lanes):
+        if pools_suit(self._recording, operation, users, self._hands.lanes):
             self._pools.add(places if places is not None else -1)
             operation = Operation(OPS.max_pool.default, operation.args[:2], {}, (y, places))
         self._done.append(operation)
@@ -325,7 +332,7 @@ class Lowering:
         """Ask for the error and for the gradients apart: only the first is waited for."""
         *rest, (error, weight, bias) = operation.args
         dx, dw, db = operation.outs
-        ours = bool(way_of(self._recording, operation, self._lanes))
+        ours = bool(way_of(self._recording, operation, self._hands))
         if error and dx is not None:
             if dx in self._through:
                 flow, parts = self._through[dx], self._new()

@@ -12,7 +12,7 @@
 
 #include <torch/library.h>
 
-#include "lanes.h"
+#include "passing.h"
 
 namespace convoy {
 
@@ -64,38 +64,6 @@ struct Planes {
 };
 
 // ---------------------------------------------------------------- to the planes and back
-
-// How numbers of an image are read: as they are,
-struct Plain {
-  void begin(int64_t, const bool[4]) {}
-
-  template <typename T>
-  Lanes operator()(int, const T* from) const {
-    return load(from);
-  }
-};
-
-// or as what a batch-norm and a rectifier make of them. What lies outside of the image stays 0.
-struct Normed {
-  const Norm& norm;
-  Lanes slope[3], shift[3];  // of the first row of a tile, those inside, and the last
-
-  explicit Normed(const Norm& norm) : norm(norm) {}
-
-  void begin(int64_t c, const bool inside[4]) {
-    for (int k = 0; k < 3; ++k) {
-      bool there = inside[k == 2 ? 3 : k];
-      slope[k] = there ? load(norm.slope.data() + c) : Lanes{};
-      shift[k] = there ? load(norm.shift.data() + c) : Lanes{};
-    }
-  }
-
-  template <typename T>
-  Lanes operator()(int row, const T* from) const {
-    int k = row == 0 ? 0 : row == 3 ? 2 : 1;
-    return above_zero(load(from) * slope[k] + shift[k]);
-  }
-};
 
 // One column of a tile: B' d.
 struct Column {
@@ -155,13 +123,6 @@ void spread_block(
   }
 }
 
-// Calls f with the way in which the inputs are read.
-template <typename F>
-void with_reader(const Norm& norm, const F& f) {
-  if (norm.slope.empty()) f(Plain());
-  else f(Normed(norm));
-}
-
 // A dY A' of a block of rows of tiles.
 template <typename T>
 void spread_errors(const T* errors, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
@@ -186,74 +147,6 @@ void spread_errors(const T* errors, const Shape& shape, int64_t row, int64_t cou
     }
   }
 }
-
-// What is done to results on their way out: a bias is added,
-struct Biased {
-  const float* bias;
-  Lanes more;
-
-  void begin(int64_t c, Lanes) { more = bias ? load(bias + c) : Lanes{}; }
-  Lanes operator()(int64_t, Lanes y) { return y + more; }
-  void end(int64_t) {}
-};
-
-// they are counted for a batch-norm behind,
-struct Counted {
-  Biased biased;
-  Sums& sums;
-  Lanes middle, some, squared;
-
-  void begin(int64_t c, Lanes first) {
-    biased.begin(c, first);
-    some = squared = Lanes{};
-    middle = c < sums.known ? load(sums.middle.data() + c) : biased(0, first);
-  }
-
-  Lanes operator()(int64_t at, Lanes y) {
-    y = biased(at, y);
-    Lanes off = y - middle;
-    some += off;
-    squared += off * off;
-    return y;
-  }
-
-  void end(int64_t c) {
-    store(sums.middle.data() + c, middle);
-    sums.known = std::max(sums.known, c + kLane);
-    sums.add(c, some, squared);
-  }
-};
-
-// or, being errors, they go back through a rectifier and are counted for the norm before it.
-template <typename T>
-struct Returned {
-  const Norm& norm;
-  const T* x;  // what the norm had been given
-  std::vector<double>& sums;
-  Lanes slope, shift, mean, flow, with_x;
-
-  void begin(int64_t c, Lanes) {
-    slope = load(norm.slope.data() + c);
-    shift = load(norm.shift.data() + c);
-    mean = load(norm.mean.data() + c);
-    flow = with_x = Lanes{};
-  }
-
-  Lanes operator()(int64_t at, Lanes dy) {
-    Lanes in = load(x + at);
-    Lanes now = in * slope + shift > 0 ? dy : Lanes{};
-    flow += now;
-    with_x += now * (in - mean);
-    return now;
-  }
-
-  void end(int64_t c) {
-    for (int64_t i = 0; i < kLane; ++i) {
-      sums[c + i] += double(flow[i]);
-      sums[norm.mean.size() + c + i] += double(with_x[i]);
-    }
-  }
-};
 
 // A' m A of a row of tiles: two rows of results.
 template <typename T, typename Finish>
@@ -413,73 +306,60 @@ Tensor winograd_filters(const Tensor& given, bool error) {
   return filters;
 }
 
-// The convolution of x as `norm` says, with results as `finish` says, which is made for their type.
-template <typename F>
-Tensor convolve(const Tensor& x, const Norm& norm, const Tensor& filters, const F& make_finish) {
-  Shape in(x);
-  auto y = pooled({in.samples, filters.size(0), in.height, in.width}, x.scalar_type());
-  Shape out(y);
-  Block block(in, kBlock);
-  Planes v(block.tiles, in.channels, room(0)), m(block.tiles, out.channels, room(1));
-  with_type(x, [&](auto sample) {
-    using T = decltype(sample);
-    auto finish = make_finish(sample);
-    with_reader(norm, [&](auto read) {
-      for (int64_t row = 0; row < in.rows(); row += block.rows) {
-        int64_t count = std::min(block.rows, in.rows() - row);
-        int64_t tiles = (count * in.across() + kTogether - 1) / kTogether * kTogether;
-        spread_block(x.const_data_ptr<T>(), in, row, count, read, v);
-        with_vectors(vectors_for(out.channels), [&](auto vectors) {
-          with_known(in.channels, [&](auto known) {
-            multiply_planes<vectors(), known()>(v, filters.const_data_ptr<float>(), m, tiles);
+struct Winograd {
+  int64_t outputs(const Tensor& filters) const { return filters.size(0); }
+
+  template <typename F>
+  Tensor convolve(const Tensor& x, const Norm& norm, const Tensor& filters, const F& make_finish) const {
+    Shape in(x);
+    auto y = pooled({in.samples, outputs(filters), in.height, in.width}, x.scalar_type());
+    Shape out(y);
+    Block block(in, kBlock);
+    Planes v(block.tiles, in.channels, room(0)), m(block.tiles, out.channels, room(1));
+    with_type(x, [&](auto sample) {
+      using T = decltype(sample);
+      auto finish = make_finish(sample);
+      with_reader(norm, [&](auto read) {
+        for (int64_t row = 0; row < in.rows(); row += block.rows) {
+          int64_t count = std::min(block.rows, in.rows() - row);
+          int64_t tiles = (count * in.across() + kTogether - 1) / kTogether * kTogether;
+          spread_block(x.const_data_ptr<T>(), in, row, count, read, v);
+          with_vectors(vectors_for(out.channels), [&](auto vectors) {
+            with_known(in.channels, [&](auto known) {
+              multiply_planes<vectors(), known()>(v, filters.const_data_ptr<float>(), m, tiles);
+            });
           });
-        });
-        for (int64_t i = 0; i < count; ++i) {
-          int64_t upper = (row + i) * 2 * out.width * out.channels;
-          gather_row(m, i * in.across(), out, y.template data_ptr<T>(), upper, finish);
+          for (int64_t i = 0; i < count; ++i) {
+            int64_t upper = (row + i) * 2 * out.width * out.channels;
+            gather_row(m, i * in.across(), out, y.template data_ptr<T>(), upper, finish);
+          }
         }
-      }
+      });
     });
-  });
-  return y;
-}
+    return y;
+  }
+};
 
 Tensor winograd(
     const Tensor& x, const Tensor& filters, const Given& bias, const Given& total, const Given& weight,
     const Given& shift) {
-  auto more = floats(bias);
-  return convolve(channels_last(x), Norm(total, weight, shift), filters, [&](auto) {
-    return Biased{data_of(more), {}};
-  });
+  return convolution(Winograd(), x, filters, bias, Norm(total, weight, shift));
 }
 
-// With what a batch-norm behind it asks of its results: see norm_parts.
 std::tuple<Tensor, Tensor> winograd_parts(
     const Tensor& x, const Tensor& filters, const Given& bias, const Given& total, const Given& weight,
     const Given& shift) {
-  Sums sums(filters.size(0));
-  auto more = floats(bias);
-  auto y = convolve(channels_last(x), Norm(total, weight, shift), filters, [&](auto) {
-    return Counted{{data_of(more), {}}, sums, {}, {}, {}};
-  });
-  return {y, sums.table(y.numel() / y.size(1))};
+  return convolution_parts(Winograd(), x, filters, bias, Norm(total, weight, shift));
 }
 
-// The error, back through a rectifier to a norm that was given x, and what it adds to that: see
-// norm_back_parts.
+Tensor winograd_error(const Tensor& dy, const Tensor& filters) {
+  return convolution(Winograd(), dy, filters, std::nullopt, Norm());
+}
+
 std::tuple<Tensor, Tensor> winograd_back(
-    const Tensor& dy, const Tensor& filters, const Tensor& given_x, const Tensor& total,
-    const Given& weight, const Given& shift) {
-  auto x = channels_last(given_x);
-  Norm norm(total, weight, shift);
-  std::vector<double> sums(2 * norm.mean.size());
-  auto flow = convolve(channels_last(dy), Norm(), filters, [&](auto sample) {
-    using T = decltype(sample);
-    return Returned<T>{norm, x.const_data_ptr<T>(), sums, {}, {}, {}, {}, {}};
-  });
-  auto parts = pooled({2, int64_t(norm.mean.size())}, at::kDouble);
-  std::copy(sums.begin(), sums.end(), parts.data_ptr<double>());
-  return {flow, parts};
+    const Tensor& dy, const Tensor& filters, const Tensor& x, const Tensor& total, const Given& weight,
+    const Given& shift) {
+  return convolution_back(Winograd(), dy, filters, x, Norm(total, weight, shift));
 }
 
 // G' u G of all pairs of channels, from the planes' sums.
@@ -542,6 +422,7 @@ TORCH_LIBRARY_IMPL(convoy, CPU, m) {
   m.impl("winograd_filters", &convoy::winograd_filters);
   m.impl("winograd", &convoy::winograd);
   m.impl("winograd_parts", &convoy::winograd_parts);
+  m.impl("winograd_error", &convoy::winograd_error);
   m.impl("winograd_back", &convoy::winograd_back);
   m.impl("winograd_gradient", &convoy::winograd_gradient);
 }
