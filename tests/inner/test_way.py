@@ -76,11 +76,33 @@ def test_a_short_run_is_not_worth_a_probe(
     assert log == ["eager on 2"]
 
 
-def test_one_thread_needs_no_tasks(monkeypatch: pytest.MonkeyPatch, two_threads: object) -> None:
+def _processor_with(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+
+def test_one_thread_needs_no_tasks_without_convolutions_of_our_own(
+    monkeypatch: pytest.MonkeyPatch, two_threads: object
+) -> None:
     log = _pretend(monkeypatch, 1000, lambda executor: 9999)
+    _processor_with(monkeypatch, "AVX2")
     torch.set_num_threads(1)
     assert _choose().executor == "eager"
     assert log == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "speed", "chosen"),
+    [(601_000, 1400, "tasks"), (601_000, 1010, "eager"), (599_000, 1400, "eager")],
+)
+def test_one_thread_takes_tasks_for_their_convolutions_on_a_long_run(
+    monkeypatch: pytest.MonkeyPatch, two_threads: object, samples: int, speed: float, chosen: str
+) -> None:
+    log = _pretend(monkeypatch, 1000, lambda executor: speed)
+    _processor_with(monkeypatch, "AVX512")
+    torch.set_num_threads(1)
+    found = _choose(samples)
+    assert (found.executor, found.threads) == (chosen, int(chosen == "tasks"))
+    assert ("tasks" in log) == (samples > 600_000)
 
 
 @pytest.mark.parametrize(("speed", "chosen"), [(1020, "eager"), (1040, "tasks")])

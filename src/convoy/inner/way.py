@@ -31,6 +31,7 @@ from convoy.inner.tasks.step import Grain
 from convoy.machine import processor_name, versions
 
 _LONG_RUN_S = {"cpu": 120.0, "cuda": 10.0}  # a shorter one is over before the probe has paid
+_LONG_ALONE_S = 600.0  # on one thread, which the first time compiles the engine by itself
 _COMPILING_PAYS_S = 300.0  # it takes half a minute, and wins a fifth to a third
 _GROUP_SIZES = (4, 8, 16, 32)  # samples; what suits a cache depends on the network
 _MIN_GAIN = 1.03
@@ -108,10 +109,12 @@ class _Probe:
         config, on_cpu = self._config, self._device.type == "cpu"
         plain = config.replaced({"executor": "eager"})
         arithmetic, _ = choose_arithmetic(plain, self._device, self._model, self._in_shape)
-        if not self._forced and on_cpu and torch.get_num_threads() == 1:
+        alone = on_cpu and torch.get_num_threads() == 1
+        if not self._forced and alone and not _has_own_convolutions():
             return Way("eager", arithmetic)  # there is nothing to spread tasks over
         best = self._measured("eager", arithmetic)
-        if not self._forced and samples / best.samples_per_s < _LONG_RUN_S[self._device.type]:
+        long_s = _LONG_ALONE_S if alone else _LONG_RUN_S[self._device.type]
+        if not self._forced and samples / best.samples_per_s < long_s:
             return Way("eager", arithmetic)
         best = self._better(best, self._other_layouts(arithmetic))
         if self._forced:
@@ -119,7 +122,7 @@ class _Probe:
         best = self._better(best, self._tasks() if on_cpu else self._graphs())
         if not on_cpu and samples / best.samples_per_s > _COMPILING_PAYS_S:
             best = self._better(best, iter([self._measured("fused", best.arithmetic)]))
-        if best.executor == "eager" and on_cpu and not config.threads:
+        if best.executor == "eager" and on_cpu and not alone and not config.threads:
             best = self._with_fewer_threads(best)
         return best
 
@@ -180,6 +183,11 @@ class _Probe:
         finally:
             torch.set_num_threads(everything)
         return found if found.samples_per_s > way.samples_per_s * _MIN_GAIN else way
+
+
+def _has_own_convolutions() -> bool:
+    """Tell whether tasks compute faster here, not only side by side; without compiling them."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def candidate_grains(size: int, thread_counts: Sequence[int]) -> list[tuple[int, int]]:
