@@ -81,7 +81,8 @@ class Config:
     )
     groups: int = option(
         0,
-        "Groups of samples that the executor 'tasks' cuts a batch into (0: by batch and cores).",
+        "Groups of samples that the executor 'tasks' cuts a batch into, and a node's share of it "
+        "into fewer (0: by batch and cores).",
         group="Model",
         at_least=0,
         at_most=4096,

@@ -38,7 +38,7 @@ def test_every_contender_and_a_curve_are_in_the_report(monkeypatch: pytest.Monke
     monkeypatch.setattr(inner, "TASKS", tasks)
     monkeypatch.setattr(inner, "_BATCH", 8)
     monkeypatch.setattr(inner, "_TRIAL_S", 0.0)
-    monkeypatch.setattr(inner, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(inner, "_ALONE_S", 0.2)
     monkeypatch.setattr(Candidate.run, "__defaults__", (0.0,))
     # Compiling takes half a minute; that it can fail is part of the test.
     monkeypatch.setattr(
@@ -47,7 +47,7 @@ def test_every_contender_and_a_curve_are_in_the_report(monkeypatch: pytest.Monke
     told: list[str] = []
     report = bench_inner(quick=False, tell=told.append)
     systems = {row.system.split(":")[0] for row in report.rows if row.x is None}
-    assert systems == {"PyTorch, eager", "convoy", inner.LIMIT.split(":")[0]}
+    assert systems == {"PyTorch, eager", "convoy", inner.ALONE.split(":")[0]}
     assert {row.x for row in report.rows} == {None, *thread_counts(usable_cores())}
     assert any("no compiler" in line for line in told)
     (bar,) = report.bars

@@ -125,6 +125,23 @@ def test_the_best_cut_is_taken(monkeypatch: pytest.MonkeyPatch, two_threads: obj
     assert found.arithmetic == Arithmetic(_CPU, "fp32", "channels_last")
 
 
+def test_a_batch_too_large_to_try_is_cut_into_groups_of_the_same_size(
+    monkeypatch: pytest.MonkeyPatch, two_threads: object
+) -> None:
+    tried: list[int] = []
+
+    def speed(executor: Executor) -> float:
+        assert isinstance(executor, TasksExecutor)
+        assert executor._grain is not None
+        tried.append(executor._grain.groups)
+        return 2000.0 + (executor._grain.groups == 64)
+
+    _pretend(monkeypatch, 1000, speed)
+    found = _choose(batch=1536, precision="fp32", memory_format="channels_last")
+    assert 64 in tried  # of 512 samples
+    assert found.groups == 192
+
+
 def test_what_was_found_is_remembered_for_the_same_question(
     monkeypatch: pytest.MonkeyPatch, two_threads: object
 ) -> None:

@@ -4,7 +4,7 @@ A whole training step (forward, loss, backward, SGD) at batch 128 on the same co
 the best of {eager, torch.compile} x {contiguous, channels_last} x {1, 2, 4, 8, 16 threads}, found
 by short trials; we take what `--executor auto` takes. Compiling is no part of any time, but takes
 long: no further variant is compiled after a minute, and what was tried is told. Beside them stands
-what the same kernels could give at most: a process for each core, all independent.
+what PyTorch's kernels could give at most: a process for each core, all independent.
 """
 
 import time
@@ -29,9 +29,9 @@ from convoy.models.zoo import build_model
 from convoy.randomness import sample_keys
 
 EAGER, COMPILED, OURS = "PyTorch, eager", "torch.compile", "convoy"
-LIMIT = "one process for each core, summed: the limit"
+ALONE = "PyTorch alone on each core, summed"
 _BATCH = 128
-_TRIAL_S, _SLICE_S, _LIMIT_S = 0.4, 0.6, 2.0
+_TRIAL_S, _SLICE_S, _ALONE_S = 0.4, 0.6, 2.0
 _COMPILE_S = 60.0  # after so long no further variant is compiled
 _NOT_SLOWER = 0.97  # two runs of one program differ by so much
 _HOPELESS = 0.6  # of eager's speed: more threads than all or half will not help compiled code
@@ -104,7 +104,7 @@ def bench_inner(*, quick: bool, tell: Callable[[str], None], only: Sequence[str]
         rows += [Row(task.label, name, "samples/s", found) for name, found in values.items()]
         bars.append(_bar(task, values))
         if not quick:
-            rows.append(Row(task.label, LIMIT, "samples/s", (_limit(task),)))
+            rows.append(Row(task.label, ALONE, "samples/s", (_alone(task),)))
         if task is TASKS[0] and not quick:
             rows += bench.curve(3)
     return Report("inner", repeats, tuple(rows), tuple(bars))
@@ -119,12 +119,12 @@ def _bar(task: Task, values: dict[str, tuple[float, ...]]) -> Bar:
     return Bar(f"{task.label}: convoy / PyTorch", median_ratio(ours, best), at_least=bound)
 
 
-def _limit(task: Task) -> float:
-    """Return what the cores can do at most: one process each, whole batches, no exchange."""
+def _alone(task: Task) -> float:
+    """Return what PyTorch can do at most: one process a core, whole batches, no exchange."""
     cores = usable_cores()
     shares = tuple(_BATCH // cores + (core < _BATCH % cores) for core in range(cores))
     alone = Alone(task.model, task.shape, 10, _BATCH, shares, precision=task.precision)
-    return measure_crew("alone", alone, None, warm_s=1.0, seconds=_LIMIT_S)
+    return measure_crew("alone", alone, None, warm_s=1.0, seconds=_ALONE_S)
 
 
 def thread_counts(cores: int) -> list[int]:

@@ -4,7 +4,8 @@ Four processes are held to 0.8, 0.6, 0.4 and 0.2 of a core. The limit is the sum
 when each trains by itself, all at the same time on the same cores; the oracle is DDP with the
 shares set by hand to the nodes' true proportions. All systems get the same network, optimizer,
 precision, memory layout and malloc setting. Ours is a whole run through `convoy train`'s door;
-it knows nothing of the speeds and is measured from the step on at which shares have settled.
+it knows nothing of the speeds and is measured from the step on at which shares have settled. Where
+tasks have convolutions of their own, it is measured once more with them, as long runs are trained.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from convoy.bench.ours import record_lockstep, speed_between
 from convoy.bench.peers import Task, available, measure_crew
 from convoy.bench.report import Bar, Report, Row, median_ratio
+from convoy.inner.way import has_own_convolutions
 from convoy.launch.lab import Lab
 from convoy.outer.allocation.shares import apportion
 
@@ -19,6 +21,7 @@ SPEEDS = (0.8, 0.6, 0.4, 0.2)
 TASK = Task("resnet20", (3, 32, 32), 10, 256, apportion(SPEEDS, 256))
 _WARM_STEPS = 20  # until memory, kernels and shares have settled
 _LIMIT, _OURS = "nodes alone, summed", "convoy lockstep"
+_TASKS = f"{_OURS}, tasks"
 # The machine's own speed drifts: those compared most closely are measured last, next to ours.
 _PEERS = {
     "torchft DDP": "torchft",
@@ -33,11 +36,16 @@ def bench_unequal(*, quick: bool, tell: Callable[[str], None]) -> Report:
     """Measure all systems in turn, several times."""
     repeats, seconds = (1, 5.0) if quick else (5, 12.0)
     systems = _systems(quick=quick, tell=tell)
-    values: dict[str, tuple[float, ...]] = dict.fromkeys([*systems, _OURS], ())
+    ours = {_OURS: "eager"}
+    if has_own_convolutions():
+        ours[_TASKS] = "tasks"
+    values: dict[str, tuple[float, ...]] = dict.fromkeys([*systems, *ours], ())
     for number in range(repeats):
         for name, system in systems.items():
             values[name] += (_measure_peer(system, seconds),)
-        values[_OURS] += (_measure_ours(seconds, _WARM_STEPS // 2 if quick else _WARM_STEPS),)
+        warm_steps = _WARM_STEPS // 2 if quick else _WARM_STEPS
+        for name, executor in ours.items():
+            values[name] += (_measure_ours(seconds, warm_steps, executor),)
         if not quick:  # the machine may have changed while we ran: the limit is measured around us
             before = values[_LIMIT][-1]
             limit = (before + _measure_peer(systems[_LIMIT], seconds)) / 2
@@ -67,9 +75,10 @@ def _systems(*, quick: bool, tell: Callable[[str], None]) -> dict[str, str]:
     return chosen
 
 
-def _measure_ours(seconds: float, warm_steps: int) -> float:
+def _measure_ours(seconds: float, warm_steps: int, executor: str) -> float:
     steps = warm_steps + round(seconds * 2)  # a step takes about half a second on two cores
-    return speed_between(record_lockstep(TASK, SPEEDS, steps), warm_steps, steps)
+    recording = record_lockstep(TASK, SPEEDS, steps, executor=executor)
+    return speed_between(recording, warm_steps, steps)
 
 
 def _bars(values: dict[str, tuple[float, ...]]) -> tuple[Bar, ...]:
@@ -78,4 +87,7 @@ def _bars(values: dict[str, tuple[float, ...]]) -> tuple[Bar, ...]:
     def bar(name: str, least: float) -> Bar:
         return Bar(f"lockstep / {name}", median_ratio(ours, values[name]), at_least=least)
 
-    return (bar(_LIMIT, 0.93), bar("DDP, equal shares", 2.0), bar("DDP, shares by hand", 0.97))
+    bars = (bar(_LIMIT, 0.93), bar("DDP, equal shares", 2.0), bar("DDP, shares by hand", 0.97))
+    if _TASKS not in values:
+        return bars
+    return (*bars, Bar("lockstep, tasks / eager", median_ratio(values[_TASKS], ours), at_least=1.0))

@@ -164,4 +164,5 @@ def grain_of(config: Config) -> "Grain | None":
 
     if not config.groups and (config.group_norms, config.priority) == ("batch", "rank"):
         return None
-    return Grain(config.groups, torch.get_num_threads(), config.group_norms, config.priority)
+    threads, batch = torch.get_num_threads(), config.batch
+    return Grain(config.groups, threads, config.group_norms, config.priority, batch)

@@ -110,7 +110,7 @@ class _Probe:
         plain = config.replaced({"executor": "eager"})
         arithmetic, _ = choose_arithmetic(plain, self._device, self._model, self._in_shape)
         alone = on_cpu and torch.get_num_threads() == 1
-        if not self._forced and alone and not _has_own_convolutions():
+        if not self._forced and alone and not has_own_convolutions():
             return Way("eager", arithmetic)  # there is nothing to spread tasks over
         best = self._measured("eager", arithmetic)
         long_s = _LONG_ALONE_S if alone else _LONG_RUN_S[self._device.type]
@@ -171,7 +171,8 @@ class _Probe:
                 speed = measure_executor(executor, self._in_shape, self._size)
                 if executor.why_not is not None:
                     return
-                yield Way("tasks", arithmetic, groups, threads, speed)
+                whole = groups * config.batch // self._size  # of a batch that is too large to try
+                yield Way("tasks", arithmetic, whole, threads, speed)
 
     def _with_fewer_threads(self, way: Way) -> Way:
         """Try the plain executor with half the threads: small networks do not use all of them."""
@@ -185,7 +186,7 @@ class _Probe:
         return found if found.samples_per_s > way.samples_per_s * _MIN_GAIN else way
 
 
-def _has_own_convolutions() -> bool:
+def has_own_convolutions() -> bool:
     """Tell whether tasks compute faster here, not only side by side; without compiling them."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 

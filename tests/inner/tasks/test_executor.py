@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from convoy.config import Config
 from convoy.errors import ConvoyError
 from convoy.inner.arithmetic import Arithmetic
-from convoy.inner.executor import EXECUTORS, count_correct
+from convoy.inner.executor import EXECUTORS, count_correct, grain_of
 from convoy.inner.optimizer import make_optimizer, momentum_tensors, restore_momentum
 from convoy.inner.tasks import executor as module
 from convoy.inner.tasks.executor import TasksExecutor
@@ -207,6 +208,18 @@ def test_another_grain_may_be_used_from_some_step_on() -> None:
     twins.assert_equal()
     with pytest.raises(ValueError, match="part of the recording"):
         twins.tasks.use(Grain(2, 2, norms="group"))
+
+
+def test_a_share_of_a_batch_is_fewer_groups() -> None:
+    config = Config(executor="tasks", groups=8, batch=32)
+    grain = grain_of(config)
+    assert grain is not None
+    twins = make_twins(chain(), replace(grain, threads=1))
+    for samples, groups in ((32, 8), (12, 3), (3, 1)):
+        twins.step(make_batch(samples, samples))
+        step = twins.tasks._steps[samples, True]
+        assert len({i.group for i in step._program.instructions if i.group >= 0}) == groups
+    twins.assert_equal()
 
 
 @pytest.mark.parametrize("samples", range(1, 30))

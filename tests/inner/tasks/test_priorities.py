@@ -1,6 +1,5 @@
 """Ranks and levels: the values of the notes, and what must hold for any graph."""
 
-import doctest
 import time
 from random import Random
 
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.inner.tasks import priorities
 from convoy.inner.tasks.priorities import (
     Kind,
     levels,
@@ -18,10 +16,6 @@ from convoy.inner.tasks.priorities import (
     upward_ranks,
 )
 from tests.inner.tasks.graphs import DAG_1, DAG_2, Graph, graphs
-
-
-def test_the_examples_are_right() -> None:
-    assert doctest.testmod(priorities).failed == 0
 
 
 def test_dag_1_has_the_ranks_of_the_notes() -> None:

@@ -1,17 +1,10 @@
 """Times as they are shown."""
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoy.inner.tasks import times
 from convoy.inner.tasks.times import show_time, ticks
-
-
-def test_the_examples_are_right() -> None:
-    assert doctest.testmod(times).failed == 0
 
 
 @pytest.mark.parametrize(

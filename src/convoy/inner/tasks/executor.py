@@ -231,7 +231,7 @@ class TasksExecutor:
     def _grain_of(self, samples: int) -> Grain:
         grain = self._grain or Grain(0, torch.get_num_threads())
         if grain.groups:
-            return grain
+            return replace(grain, groups=grain.of_share(samples))
         return replace(grain, groups=max(grain.threads, -(-samples // _SAMPLES_PER_GROUP)))
 
     # ------------------------------------------------------------ running

@@ -57,12 +57,26 @@ class Grain:
         threads: that run the tasks.
         norms: batch-norm's statistics: of the whole batch, or of each group.
         priority: which of the ready tasks goes first.
+        batch: samples that are so many groups; a share of them is fewer. 0: it is as many.
     """
 
     groups: int
     threads: int
     norms: Literal["batch", "group"] = "batch"
     priority: Kind = "rank"
+    batch: int = 0
+
+    def of_share(self, samples: int) -> int:
+        """Return the groups of a share of the batch: of as many samples each.
+
+        >>> Grain(16, 2, batch=128).of_share(64), Grain(16, 2, batch=128).of_share(9)
+        (8, 2)
+        >>> Grain(16, 2, batch=128).of_share(256), Grain(16, 2).of_share(64)
+        (16, 16)
+        """
+        if not 0 < samples < self.batch:
+            return self.groups
+        return max(min(self.threads, self.groups), round(self.groups * samples / self.batch))
 
 
 class Step:
