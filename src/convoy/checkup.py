@@ -15,6 +15,7 @@ from convoy.errors import ConvoyError
 from convoy.files import default_cache_dir
 from convoy.inner.arithmetic import Arithmetic, choose_device
 from convoy.inner.probe import candidate_arithmetics, has_fast_bf16, measure
+from convoy.inner.way import has_own_convolutions
 from convoy.machine import machine, versions
 from convoy.models.zoo import build_model
 from convoy.storage.runfolder import DEFAULT_ROOT
@@ -60,6 +61,7 @@ def examine() -> Checkup:
         _processor(),
         _accelerator(),
         _bf16(device),
+        _tasks(),
         _writable("runs", DEFAULT_ROOT.absolute().parent, needed=True),
         _writable("image cache", default_cache_dir(), needed=False),
         *(_named_set(name) for name in NAMED_SETS),
@@ -99,6 +101,17 @@ def _accelerator() -> Finding:
 def _bf16(device: torch.device) -> Finding:
     fast = has_fast_bf16(device)
     return Finding("bf16", fast, f"{device} has {'' if fast else 'no '}instructions for it")
+
+
+def _tasks() -> Finding:
+    """Tell what the executor `tasks` finds here, without building its engine."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        return Finding("tasks", False, "no C++ compiler: tasks run one after the other")
+    if not has_own_convolutions():
+        return Finding("tasks", True, "their engine can be compiled; convolutions are PyTorch's")
+    unit = " and, in bf16, on a matrix unit" if torch.cpu._is_amx_tile_supported() else ""
+    return Finding("tasks", True, f"convolutions of their own in vectors of 512 bits{unit}")
 
 
 def _writable(name: str, folder: Path, *, needed: bool) -> Finding:

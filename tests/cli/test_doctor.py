@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from convoy import checkup
 from convoy.checkup import Checkup, Finding
 from tests.conftest import Outcome
 
@@ -14,8 +16,8 @@ Convoy = Callable[..., Outcome]
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     """Let the examination find these things."""
-    checkup = Checkup(list(findings), {"lenet5": 1.0}, {"cores": 2}, {"torch": "2"})
-    monkeypatch.setattr("convoy.checkup.examine", lambda: checkup)
+    made = Checkup(list(findings), {"lenet5": 1.0}, {"cores": 2}, {"torch": "2"})
+    monkeypatch.setattr("convoy.checkup.examine", lambda: made)
 
 
 @pytest.fixture
@@ -31,7 +33,16 @@ def test_json_has_findings_speeds_machine_and_versions(convoy: Convoy) -> None:
     record = json.loads(outcome.out)
     assert list(record) == ["findings", "speeds", "machine", "versions"]
     names = [finding["name"] for finding in record["findings"]]
-    for name in ("torch", "processor", "GPU", "bf16", "runs", "image cache", "data: mnist"):
+    for name in (
+        "torch",
+        "processor",
+        "GPU",
+        "bf16",
+        "tasks",
+        "runs",
+        "image cache",
+        "data: mnist",
+    ):
         assert name in names
     assert "speed of lenet5" in names
     assert record["speeds"]["lenet5"] > 0
@@ -89,3 +100,29 @@ def test_something_needed_that_is_missing_ends_with_3(
         "convoy: error: this machine is not fit to train: /x cannot be written: full\n"
     )
     assert "/x cannot be written" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("compiler", "capability", "amx", "good", "words"),
+    [
+        ("no-such-compiler", "AVX512", True, False, "no C++ compiler"),
+        ("sh", "AVX2", False, True, "convolutions are PyTorch's"),
+        ("sh", "AVX512", False, True, "vectors of 512 bits"),
+        ("sh", "AVX512", True, True, "bits and, in bf16, on a matrix unit"),
+    ],
+)
+def test_what_tasks_find_here_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    compiler: str,
+    capability: str,
+    amx: bool,
+    good: bool,
+    words: str,
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    found = checkup._tasks()
+    assert (found.name, found.good) == ("tasks", good)
+    assert words in found.text
+    assert amx or not found.good or "matrix" not in found.text
