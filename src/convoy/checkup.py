@@ -110,7 +110,11 @@ def _tasks() -> Finding:
         return Finding("tasks", False, "no C++ compiler: tasks run one after the other")
     if not has_own_convolutions():
         return Finding("tasks", True, "their engine can be compiled; convolutions are PyTorch's")
-    unit = " and, in bf16, on a matrix unit" if torch.cpu._is_amx_tile_supported() else ""
+    unit = (
+        ", in bf16 on a matrix unit if the system grants it"
+        if torch.cpu._is_amx_tile_supported()
+        else ""
+    )
     return Finding("tasks", True, f"convolutions of their own in vectors of 512 bits{unit}")
 
 

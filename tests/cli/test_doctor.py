@@ -108,7 +108,7 @@ def test_something_needed_that_is_missing_ends_with_3(
         ("no-such-compiler", "AVX512", True, False, "no C++ compiler"),
         ("sh", "AVX2", False, True, "convolutions are PyTorch's"),
         ("sh", "AVX512", False, True, "vectors of 512 bits"),
-        ("sh", "AVX512", True, True, "bits and, in bf16, on a matrix unit"),
+        ("sh", "AVX512", True, True, "bits, in bf16 on a matrix unit"),
     ],
 )
 def test_what_tasks_find_here_is_told(

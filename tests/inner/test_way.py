@@ -113,6 +113,40 @@ def test_tasks_must_be_faster_by_three_per_cent(
     assert _choose().executor == chosen
 
 
+def test_tasks_that_were_asked_for_stay_where_they_cannot_be_and_nothing_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, two_threads: object, tmp_path: Path
+) -> None:
+    def measured(executor: Executor) -> float:
+        assert isinstance(executor, TasksExecutor)
+        executor._why_not = "for a test"
+        return 500.0
+
+    _pretend(monkeypatch, 1000, measured)
+    found = _choose(executor="tasks")
+    assert (found.executor, found.threads) == ("tasks", 0)
+    assert not (tmp_path / "convoy" / "ways").exists()
+
+
+def test_what_was_found_for_any_threads_is_not_for_those_asked_for(
+    monkeypatch: pytest.MonkeyPatch, two_threads: object
+) -> None:
+    log = _pretend(monkeypatch, 1000, lambda executor: 2000)
+    _choose()
+    asked = len(log)
+    _choose(threads=2)
+    assert len(log) > asked
+
+
+def test_one_thread_does_not_try_tasks_that_would_have_pytorchs_convolutions(
+    monkeypatch: pytest.MonkeyPatch, two_threads: object
+) -> None:
+    log = _pretend(monkeypatch, 1000, lambda executor: 9999)
+    _processor_with(monkeypatch, "AVX512")
+    torch.set_num_threads(1)
+    assert _choose(memory_format="contiguous").executor == "eager"
+    assert log == []
+
+
 def test_the_best_cut_is_taken(monkeypatch: pytest.MonkeyPatch, two_threads: object) -> None:
     def speed(executor: Executor) -> float:
         assert isinstance(executor, TasksExecutor)

@@ -110,7 +110,7 @@ class _Probe:
         plain = config.replaced({"executor": "eager"})
         arithmetic, _ = choose_arithmetic(plain, self._device, self._model, self._in_shape)
         alone = on_cpu and torch.get_num_threads() == 1
-        if not self._forced and alone and not has_own_convolutions():
+        if not self._forced and alone and not self._has_own_convolutions():
             return Way("eager", arithmetic)  # there is nothing to spread tasks over
         best = self._measured("eager", arithmetic)
         long_s = _LONG_ALONE_S if alone else _LONG_RUN_S[self._device.type]
@@ -118,13 +118,19 @@ class _Probe:
             return Way("eager", arithmetic)
         best = self._better(best, self._other_layouts(arithmetic))
         if self._forced:
-            best = replace(best, samples_per_s=0.0)
+            best = Way(config.executor, best.arithmetic)  # which tells why, if it cannot be
         best = self._better(best, self._tasks() if on_cpu else self._graphs())
         if not on_cpu and samples / best.samples_per_s > _COMPILING_PAYS_S:
             best = self._better(best, iter([self._measured("fused", best.arithmetic)]))
         if best.executor == "eager" and on_cpu and not alone and not config.threads:
             best = self._with_fewer_threads(best)
         return best
+
+    def _has_own_convolutions(self) -> bool:
+        """Tell whether tasks may be faster by their convolutions alone."""
+        candidates = candidate_arithmetics(self._config, self._device)
+        suit = any(a.layout == "channels_last" and a.precision != "fp64" for a in candidates)
+        return suit and has_own_convolutions()
 
     @staticmethod
     def _better(best: Way, others: Iterator[Way]) -> Way:
@@ -221,7 +227,7 @@ class _Memory:
             str(model),
             *(
                 getattr(config, name)
-                for name in ("batch", "executor", "precision", "memory_format")
+                for name in ("batch", "executor", "precision", "memory_format", "threads")
             ),
             *(config.group_norms, config.priority),
         ]

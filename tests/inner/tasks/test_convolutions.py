@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from convoy.inner.tasks.convolutions import neighbours
 from convoy.inner.tasks.engine import load_engine
 from convoy.inner.tasks.norms import norm_back_parts, norm_parts
 from tests.inner.tasks.truth import (
@@ -56,7 +57,7 @@ def test_short_products_give_a_convolution_and_its_ways_back(
     assert_close(_OPS.winograd_gradient(dy, x, *NO_NORM), dw, dtype)
     y, parts = _OPS.winograd_parts(x, forth, bias, *NO_NORM)
     assert_close(y, truth.y, dtype)
-    for ours, exact in zip(parts, norm_parts(truth.y), strict=True):
+    for ours, exact in zip(parts, norm_parts(y.double()), strict=True):
         assert_close(ours, exact, dtype)
 
 
@@ -82,13 +83,48 @@ def test_a_norm_and_a_rectifier_before_a_convolution(dtype: torch.dtype, affine:
         assert_close(ours, sums, dtype)
 
 
-def test_statistics_survive_numbers_that_are_all_far_from_zero() -> None:
-    x = random(4, 16, 8, 8, dtype=torch.float32)
-    weight = random(16, 16, 3, 3, dtype=torch.float32, seed=1) * 0.01
+@pytest.mark.parametrize("way", ["winograd", "pairs", "direct"])
+@BOTH_TYPES
+def test_statistics_are_of_what_is_stored_also_far_from_zero(way: str, dtype: torch.dtype) -> None:
+    if way == "pairs":
+        dtype = torch.bfloat16
+    x = random(4, 16, 8, 8, dtype=dtype)
+    weight = random(16, 16, 3, 3, dtype=dtype, seed=1) * 0.01
     bias = torch.full((16,), 1000.0)
-    y, parts = _OPS.winograd_parts(x, _OPS.winograd_filters(weight, False), bias, *NO_NORM)
-    for ours, exact in zip(parts, norm_parts(y), strict=True):
+    window = [3, 3, 1, 1, 1, 1, 1]
+    how, more = {
+        "winograd": ((), NO_NORM),
+        "pairs": ((), (*NO_NORM, 1)),
+        "direct": ((window,), (16, window)),
+    }[way]
+    filters = getattr(_OPS, f"{way}_filters")(weight, *how, False)
+    y, parts = getattr(_OPS, f"{way}_parts")(x, filters, bias, *more)
+    for ours, exact in zip(parts, norm_parts(y.double()), strict=True):
         assert torch.allclose(ours, exact, rtol=1e-4)
+
+
+@BOTH_TYPES
+def test_what_is_no_number_gets_through_norms_and_rectifiers(dtype: torch.dtype) -> None:
+    """A run that has diverged must show it: PyTorch's rectifiers keep what is no number, too."""
+    nan = float("nan")
+    x = torch.full((1, 16, 4, 4), nan, dtype=dtype).contiguous(memory_format=LAST)
+    one = torch.ones_like(x)
+    total = torch.stack([torch.zeros(16), torch.ones(16)]).double()
+    norm = (total, None, None)
+    assert _OPS.norm_apply(x, *norm, None, True).isnan().all()
+    assert not _OPS.norm_apply(one, *norm, None, True).isnan().any()
+    flow, parts = _OPS.rectified_parts(one, None, x, x, total)
+    assert torch.equal(flow, one)
+    assert parts[1].isnan().all()
+    weight = random(16, 16, 3, 3, dtype=dtype, seed=1)
+    ways = [("winograd", ())] + ([("pairs", (1,))] if dtype == torch.bfloat16 else [])
+    for way, more in ways:
+        forth, back = (getattr(_OPS, f"{way}_filters")(weight, error) for error in (False, True))
+        assert getattr(_OPS, way)(x, forth, None, *norm, *more).isnan().all()
+        assert getattr(_OPS, f"{way}_gradient")(one, x, *norm, *more).isnan().all()
+        flow, parts = getattr(_OPS, f"{way}_back")(one, back, x, *norm, *more)
+        assert not (flow == 0).any()
+        assert parts[1].isnan().all()
 
 
 def test_what_is_no_number_stays_none_in_bf16() -> None:
@@ -131,7 +167,7 @@ def test_pairs_give_a_convolution_and_its_ways_back(
     assert_close(_OPS.pairs_gradient(dy, x, *NO_NORM, stride), dw, dtype)
     y, parts = _OPS.pairs_parts(x, forth, bias, *NO_NORM, stride)
     assert_close(y, truth.y, dtype)
-    for ours, exact in zip(parts, norm_parts(truth.y), strict=True):
+    for ours, exact in zip(parts, norm_parts(y.double()), strict=True):
         assert_close(ours, exact, dtype)
 
 
@@ -193,10 +229,6 @@ _DIRECT = pytest.mark.parametrize(
 )
 
 
-def _together(channels: int, count: int) -> int:
-    return next((n for n in (4, 2) if channels * n <= 16 and count % n == 0), 1)
-
-
 @BOTH_TYPES
 @_DIRECT
 def test_row_by_row_gives_a_convolution_and_its_ways_back(
@@ -216,18 +248,18 @@ def test_row_by_row_gives_a_convolution_and_its_ways_back(
     dy = random(*truth.y.shape, dtype=dtype, seed=3)
     dx, dw, db = truth.back(dy)
     window = [*size, *stride, *padding]
-    for many in {1, _together(outputs, across)}:
+    for many in {1, neighbours(outputs, across, 16)}:
         filters = _OPS.direct_filters(weight, [*window, many], False)
         y = _OPS.direct(x, filters, bias, outputs, [*window, many])
         assert_close(y, truth.y, dtype)
         assert_close(_OPS.direct_gradient(dy, x, [*window, many]), dw, dtype)
-    for many in {1, _together(inputs, width) if stride == (1, 1) else 1}:
+    for many in {1, neighbours(inputs, width, 16) if stride == (1, 1) else 1}:
         filters = _OPS.direct_filters(weight, [*window, many], True)
         found = _OPS.direct_error(dy, filters, inputs, [height, width], [*window, many])
         assert_close(found, dx, dtype)
     filters = _OPS.direct_filters(weight, [*window, 1], False)
     y, parts = _OPS.direct_parts(x, filters, bias, outputs, [*window, 1])
     assert_close(y, truth.y, dtype)
-    for ours, exact in zip(parts, norm_parts(truth.y), strict=True):
+    for ours, exact in zip(parts, norm_parts(y.double()), strict=True):
         assert_close(ours, exact, dtype)
     assert_close(_OPS.bias_gradient(dy), db, dtype)

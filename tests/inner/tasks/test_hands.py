@@ -105,25 +105,6 @@ def _weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize(("precision", "tiles"), [("fp32", False), ("bf16", False), ("bf16", True)])
-def test_the_same_bits_on_any_number_of_threads_and_in_every_run(
-    precision: str, tiles: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _give(monkeypatch, Hands(16, tiles))
-    make, shape, _ = _NETS["resnet20"]
-    found = []
-    for count in (1, 2, 5, 2):
-        twins = make_twins(
-            make(), Grain(3, count), precision=precision, layout="channels_last", tolerance=0.1
-        )
-        for number in range(3):
-            with threads(count):
-                twins.tasks.step(_batch(number, 7, shape), 7, 0.05)
-        assert twins.told == []
-        found.append(_weights(twins.tasks.model))
-    assert all(torch.equal(weights, found[0]) for weights in found[1:])
-
-
 _BY_PAIRS = {"pairs_error", "pairs_gradient"}
 
 
@@ -163,10 +144,13 @@ def test_tiles_are_for_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {"pairs_parts", *_BY_PAIRS} & _names(twins.tasks)
 
 
+_Branch = Callable[[Tensor, nn.Module, nn.Module], Tensor]
+
+
 class _Branches(nn.Module):
     """A norm's output that more than one convolution asks for, and a pool whose windows overlap."""
 
-    def __init__(self, branch: Callable[[Tensor, nn.Module, nn.Module], Tensor]) -> None:
+    def __init__(self, branch: _Branch) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(16)
@@ -180,11 +164,49 @@ class _Branches(nn.Module):
         return logits
 
 
+def _branches(branch: _Branch) -> nn.Module:
+    torch.manual_seed(0)
+    model = _Branches(branch)
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    for conv in (model.one, model.two):  # a recording wants all weights to learn
+        for name, held in list(conv.named_parameters()):
+            if held.grad is None:
+                delattr(conv, name)
+    return model
+
+
+def _chain(y: Tensor, one: nn.Module, two: nn.Module) -> Tensor:
+    made: Tensor = two(torch.relu(one(y)))
+    return made
+
+
+@pytest.mark.parametrize(("precision", "tiles"), [("fp32", False), ("bf16", False), ("bf16", True)])
+def test_the_same_bits_on_any_number_of_threads_and_in_every_run(
+    precision: str, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _give(monkeypatch, Hands(16, tiles))
+    found = []
+    for count in (1, 2, 5, 2):
+        twins = make_twins(
+            _branches(_chain),
+            Grain(3, count),
+            precision=precision,
+            layout="channels_last",
+            tolerance=0.1,
+        )
+        for number in range(3):
+            with threads(count):
+                twins.tasks.step(_batch(number, 7, (3, 16, 16)), 7, 0.05)
+        assert twins.told == []
+        found.append(_weights(twins.tasks.model))
+    assert all(torch.equal(weights, found[0]) for weights in found[1:])
+
+
 @pytest.mark.usefixtures("_any_processor")
 @pytest.mark.parametrize(
     ("branch", "read_through"),
     [
-        (lambda y, one, two: two(torch.relu(one(y))), True),
+        (_chain, True),
         (lambda y, one, two: one(y) + two(y), False),
         (lambda y, one, two: one(y) + y, False),
         (lambda y, one, two: one(y.tanh()) + two(y), False),
@@ -193,15 +215,9 @@ class _Branches(nn.Module):
     ],
 )
 def test_a_norms_output_is_kept_unless_one_convolution_alone_asks_for_it(
-    branch: Callable[[Tensor, nn.Module, nn.Module], Tensor], read_through: bool
+    branch: _Branch, read_through: bool
 ) -> None:
-    torch.manual_seed(0)
-    model = _Branches(branch)
-    model(torch.randn(2, 3, 8, 8)).sum().backward()
-    for conv in (model.one, model.two):  # a recording wants all weights to learn
-        for name, held in list(conv.named_parameters()):
-            if held.grad is None:
-                delattr(conv, name)
+    model = _branches(branch)
     exact = make_twins(copy.deepcopy(model), None).plain
     twins = make_twins(model, Grain(2, 2), precision="fp32", layout="channels_last")
     batch = _batch(0, 6, (3, 8, 8))

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -11,27 +12,46 @@
 
 using namespace convoy;
 
-// Tiles as the manual describes them: 16 rows of 64 bytes, with 16 pairs of bf16 or 16 of fp32.
+// Tiles as the manual describes them: 16 rows of 64 bytes, with 16 pairs of bf16 or 16 of fp32. They
+// are there during a turn only, and hold nothing of use at its beginning.
 struct Acted {
-  struct Turn {};
   static inline unsigned char tiles[8][16][64];
   static inline long products = 0;
+  static inline bool configured = false;
+
+  struct Turn {
+    Turn() {
+      std::memset(tiles, 0xff, sizeof(tiles));
+      configured = true;
+    }
+    ~Turn() { configured = false; }
+  };
+
+  static void check() {
+    if (!configured) {
+      std::printf("a tile was used outside of a turn\n");
+      std::exit(1);
+    }
+  }
 
   template <int tile>
   static void zero() {
     static_assert(tile < 8);
+    check();
     std::memset(tiles[tile], 0, sizeof(tiles[tile]));
   }
 
   template <int tile>
   static void load(const void* from, int64_t row_bytes) {
     static_assert(tile < 8);
+    check();
     for (int row = 0; row < 16; ++row)
       std::memcpy(tiles[tile][row], static_cast<const char*>(from) + row * row_bytes, 64);
   }
 
   template <int tile>
   static void store(void* to, int64_t row_bytes) {
+    check();
     for (int row = 0; row < 16; ++row)
       std::memcpy(static_cast<char*>(to) + row * row_bytes, tiles[tile][row], 64);
   }
@@ -48,6 +68,7 @@ struct Acted {
   template <int sums, int places, int by>
   static void multiply() {
     static_assert(sums != places && sums != by && places != by);
+    check();
     ++products;
     for (int m = 0; m < 16; ++m)
       for (int n = 0; n < 16; ++n) {
@@ -114,6 +135,7 @@ void try_multiply(int64_t channels, int64_t stride, int64_t across, int64_t outp
   VectorProducts::multiply(walk, in.data(), filters.data(), count, vectors.data());
   compare("a product in vectors", vectors, truth);
   long before = Acted::products;
+  TileProducts<Acted>::Turn turn;
   TileProducts<Acted>::multiply(walk, in.data(), filters.data(), count, tiles.data());
   compare("a product in tiles", tiles, truth);
   if (Acted::products - before != count / kLane * outputs / kLane * kFilterRows * steps) {
@@ -141,6 +163,7 @@ void try_correlate(int64_t count, int64_t outputs_apart, int64_t taps_apart) {
   VectorProducts::correlate(
       errors.data(), count, pairs[0].data(), pairs[1].data(), count, vectors.data(), outputs_apart, taps_apart);
   compare("a correlation in vectors", vectors, truth);
+  TileProducts<Acted>::Turn turn;
   TileProducts<Acted>::correlate(
       errors.data(), count, pairs[0].data(), pairs[1].data(), count, tiles.data(), outputs_apart, taps_apart);
   compare("a correlation in tiles", tiles, truth);

@@ -124,12 +124,12 @@ void finish_row(const float* row, int64_t count, int64_t outputs, const float* b
     int64_t filled = std::min(kLane, outputs - k);
     Lanes more = load(bias + k), middle = {}, some = {}, squared = {};
     if (counting && k >= sums->known) {
-      store(sums->middle.data() + k, load(row + k) + more);
+      store(sums->middle.data() + k, as_stored<T>(load(row + k) + more));
       sums->known = k + kLane;
     }
     if (counting) middle = load(sums->middle.data() + k);
     for (int64_t x = 0; x < count; ++x) {
-      Lanes y = load(row + x * width + k) + more;
+      Lanes y = as_stored<T>(load(row + x * width + k) + more);
       if (filled == kLane || outputs < kLane)
         store(to + x * outputs + k, y);
       else

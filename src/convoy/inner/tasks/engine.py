@@ -30,7 +30,7 @@ _SOURCES = (
 _FLAGS = (
     "-O3",
     "-march=native",
-    "-mprefer-vector-width=512",
+    *(["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []),
     "-fno-math-errno",
     "-fno-trapping-math",
     # Not among the linker's flags: there must be no second OpenMP beside the one torch brings.

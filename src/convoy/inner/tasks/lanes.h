@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <type_traits>
 #include <vector>
 
@@ -20,6 +21,13 @@ using at::Tensor;
 // Images may be of bf16; what is computed is fp32 all the same.
 inline Lanes load(const c10::BFloat16* from) { return as_lanes(widened(load_halves(from)) << 16); }
 inline void store(c10::BFloat16* to, Lanes value) { store_halves(to, rounded(value)); }
+
+// Numbers as they are read again after they were stored.
+template <typename T>
+Lanes as_stored(Lanes value) {
+  if constexpr (std::is_same_v<T, float>) return value;
+  else return as_lanes(widened(rounded(value)) << 16);
+}
 
 // ---------------------------------------------------------------- tensors
 
@@ -52,7 +60,10 @@ class Room {
  public:
   float* of(int64_t count) {
     if (count > count_) {
+      count_ = 0;
+      held_.reset();
       held_.reset(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64)));
+      if (!held_) throw std::bad_alloc();
       std::fill_n(held_.get(), count, 0.0f);  // what nobody fills is multiplied, too
       count_ = count;
     }

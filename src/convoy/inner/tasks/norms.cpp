@@ -274,7 +274,7 @@ Tensor norm_apply(
       if (relu)
         for_each(at, [=](int64_t i, int64_t c) {
           A v = value(i, c);
-          to[i] = T(v > A(0) ? v : A(0));
+          to[i] = T(v < A(0) ? A(0) : v);  // what is no number stays none
         });
       else
         for_each(at, [=](int64_t i, int64_t c) { to[i] = T(value(i, c)); });
@@ -296,7 +296,7 @@ Tensor norm_apply(
 template <typename A, typename T>
 inline A through(const T* dy, const T* y, int64_t i) {
   A flow = A(dy[i]), height = A(y[i]);
-  return height > A(0) ? flow : A(0);
+  return height <= A(0) ? A(0) : flow;
 }
 
 // Of each channel the sum of what flows back, and of that times (x - mean). What flows to a place
@@ -352,7 +352,7 @@ std::tuple<Tensor, Tensor> rectified_parts(
     const T *d = dy.template const_data_ptr<T>(), *z = y.template const_data_ptr<T>();
     T* to = flow.template data_ptr<T>();
     auto cut = [=](int64_t i, A now) {
-      to[i] = T(A(z[i]) > A(0) ? now : A(0));
+      to[i] = T(A(z[i]) <= A(0) ? A(0) : now);
       return A(to[i]);
     };
     if (!adds) return back_parts<T>(x, total, [=](int64_t i) { return cut(i, A(d[i])); });

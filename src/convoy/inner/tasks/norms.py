@@ -149,7 +149,7 @@ def _inner_type(x: Tensor) -> torch.dtype:
 
 def _cut(dy: Tensor, y: Tensor | None) -> Tensor:
     """Return what gets through a rectifier on its way back."""
-    return dy if y is None else torch.where(y > 0, dy, torch.zeros_like(dy))
+    return dy if y is None else torch.where(y <= 0, torch.zeros_like(dy), dy)
 
 
 PORTABLE = {

@@ -60,18 +60,21 @@ bool ask_for_tiles() {
   return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
 }
 
-// Both kinds of products of some numbers.
+// Both kinds of products of some numbers, for as many tiles as there are ways to work on them.
 template <typename P>
 std::vector<float> products_of_some() {
-  constexpr int64_t kPlaces = 2 * kLane;
-  std::vector<Half> in(4 * kTile), others(kFilterRows * kTile);
+  constexpr int64_t kMost = 4 * kLane;  // places
+  Walk walk{kLane, kLane, 5 * kLane, 3 * kLane};
+  std::vector<Half> in((kMost + 3) * kLane + 2 * walk.line + kTileRow);
+  std::vector<Half> others(walk.outputs / kLane * kFilterRows * walk.steps() * kTile);
   for (size_t i = 0; i < in.size(); ++i) in[i] = Half(0x3f80 + i % 7);
   for (size_t i = 0; i < others.size(); ++i) others[i] = Half(0xbf00 + i % 5);
-  std::vector<float> found(kPlaces * kLane + kFilterRows * kLane * kLane);
+  std::vector<float> found(5 * kMost * walk.outputs);
   [[maybe_unused]] typename P::Turn turn;
-  P::multiply({8, 8, 40, kLane}, in.data(), others.data(), kPlaces, found.data());
-  float* sums = found.data() + kPlaces * kLane;
-  P::correlate(in.data(), kPlaces, others.data(), others.data() + 2 * kTileRow, kPlaces, sums,
+  float* to = found.data();
+  for (int64_t places = kLane; places <= kMost; places += kLane, to += kMost * walk.outputs)
+    P::multiply(walk, in.data(), others.data(), places, to);
+  P::correlate(in.data(), kTileRow, others.data(), others.data() + 2 * kTileRow, kTileRow, to,
                kFilterRows * kLane, kLane);
   return found;
 }

@@ -60,7 +60,8 @@ struct Biased {
   void end(int64_t) {}
 };
 
-// they are counted for a batch-norm behind,
+// they are counted for a batch-norm behind, as it will read them,
+template <typename T>
 struct Counted {
   Biased biased;
   Sums& sums;
@@ -69,11 +70,11 @@ struct Counted {
   void begin(int64_t c, Lanes first) {
     biased.begin(c, first);
     some = squared = Lanes{};
-    middle = c < sums.known ? load(sums.middle.data() + c) : biased(0, first);
+    middle = c < sums.known ? load(sums.middle.data() + c) : as_stored<T>(biased(0, first));
   }
 
   Lanes operator()(int64_t at, Lanes y) {
-    y = biased(at, y);
+    y = as_stored<T>(biased(at, y));
     Lanes off = y - middle;
     some += off;
     squared += off * off;
@@ -104,7 +105,7 @@ struct Returned {
 
   Lanes operator()(int64_t at, Lanes dy) {
     Lanes in = load(x + at);
-    Lanes now = in * slope + shift > 0 ? dy : Lanes{};
+    Lanes now = in * slope + shift <= 0 ? Lanes{} : dy;
     flow += now;
     with_x += now * (in - mean);
     return now;
@@ -135,8 +136,8 @@ std::tuple<Tensor, Tensor> convolution_parts(
     const Way& way, const Tensor& x, const Tensor& filters, const Given& bias, const Norm& norm) {
   Sums sums(way.outputs(filters));
   auto more = floats(bias);
-  auto y = way.convolve(channels_last(x), norm, filters, [&](auto) {
-    return Counted{{data_of(more), {}}, sums, {}, {}, {}};
+  auto y = way.convolve(channels_last(x), norm, filters, [&](auto sample) {
+    return Counted<decltype(sample)>{{data_of(more), {}}, sums, {}, {}, {}};
   });
   return {y, sums.table(y.numel() / y.size(1))};
 }

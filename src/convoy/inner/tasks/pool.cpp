@@ -19,11 +19,19 @@ namespace convoy {
 
 namespace {
 
-constexpr size_t kPage = 4096, kLargePage = 2 << 20, kSlab = 32 << 20;
+constexpr size_t kLargePage = 2 << 20, kSlab = 32 << 20;
 constexpr size_t kLine = 64;
 constexpr size_t kShelves = 64;
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+// Sizes differ by an eighth at most, so that batches of many sizes share their pieces. A line more:
+// pieces of a power of two would all fall on the same cache sets.
+size_t size_of_piece(size_t bytes) {
+  size_t power = kLine;
+  while (2 * power <= bytes) power *= 2;
+  return round_up(std::max<size_t>(bytes, 1), std::max(kLine, power / 8)) + kLine;
+}
 
 // Pieces that a thread has given back, by size.
 struct Shelf {
@@ -96,8 +104,7 @@ class Pool {
 at::Tensor made(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type) {
   size_t bytes = c10::elementSize(type);
   for (auto size : sizes) bytes *= size;
-  // An odd number of lines: pieces of a power of two would all fall on the same cache sets.
-  bytes = round_up(std::max<size_t>(bytes, 1), bytes < kPage ? kLine : kPage) + kLine;
+  bytes = size_of_piece(bytes);
   char* piece = Pool::of_process().take(bytes);
   auto give_back = [bytes](void* data) {
     Pool::of_process().put(bytes, static_cast<char*>(data));

@@ -62,11 +62,12 @@ inline Halves rounded(Lanes value) {
 #endif
 }
 
+// What is no number stays none.
 inline Lanes above_zero(Lanes value) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<Lanes>(_mm512_max_ps(reinterpret_cast<__m512>(value), _mm512_setzero_ps()));
+  return reinterpret_cast<Lanes>(_mm512_max_ps(_mm512_setzero_ps(), reinterpret_cast<__m512>(value)));
 #else
-  return value > 0 ? value : Lanes{};
+  return value < 0 ? Lanes{} : value;
 #endif
 }
 
