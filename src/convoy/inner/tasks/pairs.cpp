@@ -8,7 +8,8 @@
 // filters, after a stride with zeros between what flows back. For the filters' gradient the places
 // are what is added up, so errors are turned (a row for each channel) and neighbours are paired.
 //
-// Products are exact and added up in fp32, as PyTorch's are; results are rounded once.
+// Products are exact and added up in fp32, as PyTorch's are; results are rounded once. What is no
+// number, or too large for one, reaches a few places further than it would: zeros are multiplied, too.
 
 #include <torch/library.h>
 
