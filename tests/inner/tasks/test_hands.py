@@ -202,6 +202,20 @@ def test_the_same_bits_on_any_number_of_threads_and_in_every_run(
     assert all(torch.equal(weights, found[0]) for weights in found[1:])
 
 
+@pytest.mark.parametrize(("precision", "tiles"), [("fp32", False), ("bf16", True)])
+def test_a_network_that_has_diverged_says_so(
+    precision: str, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _give(monkeypatch, Hands(16, tiles))
+    model, grain = _branches(_chain), Grain(2, 2)
+    twins = make_twins(model, grain, precision=precision, layout="channels_last", tolerance=0.1)
+    assert twins.tasks.step(_batch(0, 6, (3, 8, 8)), 6, 0.0).loss.isfinite()
+    with torch.no_grad():
+        next(twins.tasks.model.parameters())[0, 0, 0, 0] = float("nan")
+    assert twins.tasks.step(_batch(1, 6, (3, 8, 8)), 6, 0.0).loss.isnan()
+    assert twins.told == []
+
+
 @pytest.mark.usefixtures("_any_processor")
 @pytest.mark.parametrize(
     ("branch", "read_through"),
