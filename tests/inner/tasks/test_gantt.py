@@ -12,7 +12,7 @@ from PIL import Image
 from convoy.errors import EnvironmentProblem, StorageError
 from convoy.inner.tasks.drawing import Box, Words, as_svg
 from convoy.inner.tasks.gantt import COLOURS, draw_gantt, write_gantt
-from convoy.inner.tasks.timeline import Span, Timeline
+from convoy.inner.tasks.timeline import Help, Span, Timeline
 from tests.inner.tasks.graphs import DAG_1
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -73,6 +73,21 @@ def test_every_kind_has_a_colour_and_a_place_in_the_legend() -> None:
     assert len(set(fills)) == 6
     assert fills[:5] == list(COLOURS.values())
     assert [box.get("fill") for box in of_role(root, "rect", "legend")][:6] == fills
+
+
+def test_help_is_a_low_box_in_the_helpers_row() -> None:
+    spans = (Span(0, "a", "forward", 0, 0.0, 0.0, 4.0), Span(1, "b", "error", 1, 0.0, 0.0, 2.0))
+    root = parsed(Timeline(2, spans, (Help(0, 1, 2.0, 3.0),)), "net")
+    (low,), tasks = of_role(root, "rect", "help"), of_role(root, "rect", "task")
+    assert low.get("fill") == COLOURS["forward"]
+    assert low.findtext(f"{SVG}title") == "helps with a (forward, task 0)"
+    edges = [float(box.get("y", "0")) + float(box.get("height", "0")) for box in (low, tasks[1])]
+    assert edges[0] == pytest.approx(edges[1])
+    assert float(low.get("height", "0")) < 0.5 * float(tasks[1].get("height", "0"))
+    told = texts(root)
+    assert "help with another's task" in told
+    assert "forward 71%" in told  # 5 of 7 seconds
+    assert "help" not in texts(parsed(Timeline(2, spans), "net"))
 
 
 def test_a_name_is_written_where_it_has_room() -> None:

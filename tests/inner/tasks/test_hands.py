@@ -72,7 +72,7 @@ def _all_gradients(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("name", sorted(_NETS))
 def test_gradients_are_as_close_to_the_truth_as_pytorchs(name: str) -> None:
     make, shape, used = _NETS[name]
-    batch = _batch(0, 6, shape)
+    batch = _batch(3, 6, shape)  # no rectifier is given a number that rounding could move past 0
     exact = make_twins(make(), None).plain
     exact.gradients(Batch(batch.images_NCHW.double(), batch.labels, batch.keys), 6)
     twins = make_twins(make(), Grain(2, 2), precision="fp32", layout="channels_last")

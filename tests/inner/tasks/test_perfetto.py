@@ -9,7 +9,7 @@ import pytest
 from convoy.errors import StorageError
 from convoy.inner.tasks.perfetto import make_trace, write_trace
 from convoy.inner.tasks.report import make_report
-from convoy.inner.tasks.timeline import Timeline
+from convoy.inner.tasks.timeline import Help, Span, Timeline
 from tests.inner.tasks.graphs import DAG_1
 
 
@@ -48,6 +48,15 @@ def test_the_critical_path_is_marked_and_has_an_arrow_for_each_edge() -> None:
     for arrow, task in zip(ends, report.critical[1:], strict=True):
         assert tasks[task]["ts"] < arrow["ts"] < tasks[task]["ts"] + tasks[task]["dur"]
         assert (arrow["tid"], arrow["bp"]) == (tasks[task]["tid"], "e")
+
+
+def test_help_is_an_event_of_the_helper() -> None:
+    spans = (Span(0, "a", "forward", 0, 0.0, 0.0, 4.0), Span(1, "b", "error", 1, 0.0, 0.0, 2.0))
+    trace = make_trace(Timeline(2, spans, (Help(0, 1, 2.0, 3.5),)))
+    *_, found = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert (found["name"], found["cat"], found["tid"]) == ("helps with a", "forward", 1)
+    assert (found["ts"], found["dur"], found["args"]) == (2e6, 1.5e6, {"task": 0})
+    assert trace["otherData"]["busy_s"] == (4.0, 3.5)
 
 
 def test_the_file_is_json_with_the_figures_beside_the_events() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.inner.tasks.report import critical_path, make_report
-from convoy.inner.tasks.timeline import Span, Timeline
+from convoy.inner.tasks.timeline import Help, Span, Timeline
 from tests.inner.tasks.graphs import DAG_1, Graph, graphs
 
 
@@ -44,6 +44,13 @@ def test_measured_times_decide_what_is_critical() -> None:
     assert report.balance == pytest.approx(5.25 / 9)
 
 
+def test_help_counts_as_work_of_the_helper() -> None:
+    spans = (Span(0, "a", "forward", 0, 0.0, 0.0, 4.0), Span(1, "b", "error", 1, 0.0, 0.0, 2.0))
+    report = make_report(Timeline(2, spans, (Help(0, 1, 2.0, 3.5), Help(0, 1, 3.5, 4.0))))
+    assert (report.busy_s, report.work_s, report.helps) == ((4.0, 4.0), 8.0, 2)
+    assert report.balance == report.closeness == 1.0
+
+
 def test_all_figures_are_plain_values() -> None:
     report = make_report(DAG_1.run(4))
     assert report.as_dict() == {
@@ -52,6 +59,7 @@ def test_all_figures_are_plain_values() -> None:
         "makespan_s": 15.0,
         "work_s": 33.0,
         "busy_s": report.busy_s,
+        "helps": 0,
         "critical": report.critical,
         "critical_s": 15.0,
         "critical_wait_s": 0.0,

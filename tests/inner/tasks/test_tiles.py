@@ -1,24 +1,16 @@
 """The loops over a matrix unit's tiles, on machines that have none."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
-import convoy.inner.tasks as home
+from tests.inner.tasks.compiler import compile_with_engine
 
-_SOURCES = Path(home.__file__).parent
 _PROGRAM = Path(__file__).with_name("tiles.cpp")
-_COMPILER = shutil.which("g++") or "c++"
-
-
-def _compile(*args: str) -> None:
-    how = [_COMPILER, "-std=c++17", "-Wall", "-Werror", "-Wno-psabi", f"-I{_SOURCES}"]
-    subprocess.run([*how, *args], check=True, capture_output=True, text=True)
 
 
 def test_products_in_tiles_and_in_vectors_are_those_of_the_formulas(tmp_path: Path) -> None:
     program = tmp_path / "tiles"
-    _compile("-O2", "-march=native", str(_PROGRAM), "-o", str(program))
+    compile_with_engine("-O2", "-march=native", str(_PROGRAM), "-o", str(program))
     done = subprocess.run([program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert done.stdout.endswith("products of tiles, 0 failures\n")
@@ -38,8 +30,10 @@ def test_a_real_matrix_units_instructions_are_known_to_the_assembler(tmp_path: P
         "}\n"
     )
     listing = tmp_path / "unit.s"
-    _compile("-O2", "-mamx-tile", "-mamx-bf16", "-mavx512f", "-S", str(source), "-o", str(listing))
-    _compile("-c", "-x", "assembler", str(listing), "-o", str(tmp_path / "unit.o"))
+    compile_with_engine(
+        "-O2", "-mamx-tile", "-mamx-bf16", "-mavx512f", "-S", str(source), "-o", str(listing)
+    )
+    compile_with_engine("-c", "-x", "assembler", str(listing), "-o", str(tmp_path / "unit.o"))
     text = listing.read_text()
     for name in ("ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"):
         assert name in text

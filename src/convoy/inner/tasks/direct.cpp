@@ -141,6 +141,7 @@ void finish_row(const float* row, int64_t count, int64_t outputs, const float* b
     }
     if (counting) sums->add(k, some, squared);
   }
+  if (counting) sums->count += count;
 }
 
 // sums[j][k] += in[x * step + j] * errors[x][k] over all results, for some places j.
@@ -216,7 +217,7 @@ std::vector<float> biases(const Given& bias, int64_t channels, int64_t together)
 template <bool counting>
 Tensor convolve(
     const Tensor& given, const Tensor& filters, const Given& bias, int64_t outputs,
-    at::IntArrayRef how, Sums* sums) {
+    at::IntArrayRef how, SumsOfPieces* sums) {
   Window window(how);
   auto x = channels_last(given);
   int64_t samples = x.size(0), inputs = x.size(1), height = x.size(2), width = x.size(3);
@@ -226,20 +227,25 @@ Tensor convolve(
   auto y = pooled({samples, outputs, down, across}, x.scalar_type());
   int64_t together = window.together, made = outputs * together, step = window.across * inputs * together;
   auto added = biases(bias, outputs, together);
-  Framed frame(high, wide, inputs, step);
-  float* row = room(1).of((across + kPixels) * whole_vectors(made));
+  // Results of less than a vector must be made in order: see finish_row.
+  int64_t pieces = made % kLane == 0 ? kMostPieces : 1;
   with_type(x, [&](auto sample) {
     using T = decltype(sample);
-    T* to = y.template data_ptr<T>();
-    for (int64_t n = 0; n < samples; ++n) {
-      frame.fill(x.const_data_ptr<T>() + n * height * width * inputs, height, width, inputs,
-                 window.above, window.left);
-      for (int64_t i = 0; i < down; ++i, to += across * outputs) {
-        make_row(frame.data + i * window.down * frame.line, frame.line, step, filters.const_data_ptr<float>(),
-                 window.rows, window.reach() * inputs, row, across / together, made);
-        finish_row<counting>(row, across / together, made, added.data(), to, sums);
+    in_pieces(samples, [&](Piece piece) {
+      Framed frame(high, wide, inputs, step);
+      float* row = room(1).of((across + kPixels) * whole_vectors(made));
+      T* to = y.template data_ptr<T>() + piece.first * down * across * outputs;
+      for (int64_t n = piece.first; n < piece.last; ++n) {
+        frame.fill(x.const_data_ptr<T>() + n * height * width * inputs, height, width, inputs,
+                   window.above, window.left);
+        for (int64_t i = 0; i < down; ++i, to += across * outputs) {
+          make_row(frame.data + i * window.down * frame.line, frame.line, step, filters.const_data_ptr<float>(),
+                   window.rows, window.reach() * inputs, row, across / together, made);
+          finish_row<counting>(
+              row, across / together, made, added.data(), to, counting ? &(*sums)[piece.number] : nullptr);
+        }
       }
-    }
+    }, pieces);
   });
   return y;
 }
@@ -254,9 +260,9 @@ Tensor direct(
 std::tuple<Tensor, Tensor> direct_parts(
     const Tensor& x, const Tensor& filters, const Given& bias, int64_t outputs,
     at::IntArrayRef window) {
-  Sums sums(outputs);
+  SumsOfPieces sums(outputs);
   auto y = convolve<true>(x, filters, bias, outputs, window, &sums);
-  return {y, sums.table(y.numel() / y.size(1))};
+  return {y, sums.table()};
 }
 
 // Results of one phase in one direction: how many filter rows reach them, and which they are.

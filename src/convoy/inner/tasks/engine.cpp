@@ -27,6 +27,7 @@
 #include <thread>
 #include <vector>
 
+#include "pieces.h"
 #include "spinlock.h"
 
 namespace convoy {
@@ -151,6 +152,11 @@ struct Run {  // of a task, in the last step
   double ready = 0, start = 0, end = 0;
 };
 
+struct Help {  // with a piece of somebody's task
+  int64_t thread, task;
+  double start, end;
+};
+
 struct Value {
   c10::IValue held;
   int64_t num_readers = 0;
@@ -240,6 +246,22 @@ class Engine : public torch::CustomClassHolder {
     return found;
   }
 
+  // Thread, task, start and end of each piece that others did of a task in the last step.
+  at::Tensor helps() {
+    int64_t count = 0;
+    for (const auto& helps : helps_) count += helps.size();
+    auto found = at::empty({count, 4}, at::kDouble);
+    auto* at = found.data_ptr<double>();
+    for (const auto& helps : helps_)
+      for (const auto& help : helps) {
+        *at++ = help.thread;
+        *at++ = help.task;
+        *at++ = help.start;
+        *at++ = help.end;
+      }
+    return found;
+  }
+
   // Thread, ready, start and end of each task in the last step.
   at::Tensor times() {
     auto found = at::empty({int64_t(tasks_.size()), 4}, at::kDouble);
@@ -262,6 +284,8 @@ class Engine : public torch::CustomClassHolder {
     num_ready_ = 0;
     over_ = left_ == 0;
     queues_.assign(threads, {});
+    board_.open(threads);
+    helps_.assign(threads, {});
     before_left_.resize(tasks_.size());
     runs_.assign(tasks_.size(), {});
     for (auto& value : values_) value.readers_left = value.num_readers;
@@ -283,11 +307,13 @@ class Engine : public torch::CustomClassHolder {
     // What is computed here is never differentiated: the step holds its own backward pass.
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    Seated seated(board_, thread);
     std::vector<c10::IValue> stack;
     int64_t task = take(thread);
     while (task >= 0) {
       auto& run = runs_[task];
       run.thread = thread;
+      Seat::of_thread().task = task;
       run.start = seconds_since(started_);
       try {
         for (auto number : tasks_[task].instructions) call(instructions_[number], stack);
@@ -369,7 +395,7 @@ class Engine : public torch::CustomClassHolder {
 
   int64_t take(int64_t thread) {
     while (true) {
-      if (!num_ready_ && !over_) spin();
+      if (!num_ready_ && !over_) spin(thread);
       if (!num_ready_ && !over_) sleep();
       if (over_) return -1;
       std::lock_guard<SpinLock> lock(lock_);
@@ -379,12 +405,23 @@ class Engine : public torch::CustomClassHolder {
   }
 
   // A sleeper is awake again some 50 us after it is called: far too late for a short wait.
-  void spin() {
+  void spin(int64_t thread) {
     auto started = Clock::now();
-    do {
-      for (int i = 0; i < kSpins && !num_ready_.load(std::memory_order_acquire) && !over_; ++i)
-        pause();
-    } while (!num_ready_ && !over_ && seconds_since(started) < kSpin_s);
+    while (is_idle() && seconds_since(started) < kSpin_s) {
+      if (help(thread)) started = Clock::now();
+      for (int i = 0; i < kSpins && is_idle(); ++i) pause();
+    }
+  }
+
+  bool is_idle() const { return !num_ready_.load(std::memory_order_acquire) && !over_; }
+
+  // Does a piece of another thread's task; false: none is offered.
+  bool help(int64_t thread) {
+    double start = seconds_since(started_);
+    int64_t task = board_.help(thread);
+    if (task < 0) return false;
+    helps_[thread].push_back({thread, task, start, seconds_since(started_)});
+    return true;
   }
 
   void sleep() {
@@ -425,7 +462,7 @@ class Engine : public torch::CustomClassHolder {
   }
 
   static constexpr double kPreferred = 1.0 + 1e-9;
-  static constexpr int kSpins = 100;         // between two looks at the clock
+  static constexpr int kSpins = 8;           // between two looks at what others offer
   static constexpr double kSpin_s = 5e-4;    // as long as a long task
 
   std::vector<Value> values_;
@@ -434,6 +471,8 @@ class Engine : public torch::CustomClassHolder {
   std::vector<Run> runs_;
   std::vector<int64_t> before_left_;
   std::vector<std::vector<Entry>> queues_;  // of what is ready, one for each thread
+  Board board_;
+  std::vector<std::vector<Help>> helps_;    // of each thread
   std::atomic<int64_t> num_ready_{0};
   std::atomic<bool> over_{false};
   std::atomic<int64_t> num_asleep_{0};
@@ -462,5 +501,6 @@ TORCH_LIBRARY(convoy_engine, m) {
       .def("run", &convoy::Engine::run)
       .def("profile", &convoy::Engine::profile)
       .def("costs", &convoy::Engine::costs)
-      .def("times", &convoy::Engine::times);
+      .def("times", &convoy::Engine::times)
+      .def("helps", &convoy::Engine::helps);
 }

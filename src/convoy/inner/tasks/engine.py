@@ -150,6 +150,11 @@ class NativeEngine:
         found: list[list[float]] = self._engine.times().tolist()
         return found
 
+    def helps(self) -> list[list[float]]:
+        """Return thread, task, start and end of each piece that an idle thread did of a task."""
+        found: list[list[float]] = self._engine.helps().tolist()
+        return found
+
 
 def encode(instruction: Instruction) -> str:
     """Write an instruction's arguments down as engine.cpp reads them, in the schema's order."""

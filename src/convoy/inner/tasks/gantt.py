@@ -3,6 +3,8 @@
 thread 0 |[fwd][fwd][error  ][gradient]   [update]|  94 %
 thread 1 |[fwd]   [error][gradient][combine]      |  81 %
          0        2 ms        4 ms        6 ms
+
+A low box is help with a task of another thread.
 """
 
 from collections import defaultdict
@@ -42,6 +44,7 @@ _LEFT, _RIGHT = 84.0, 64.0  # room for the threads' names, and for how busy they
 _TOP, _BOTTOM = 118.0, 40.0
 _ROWS_HEIGHT = 640.0  # of all rows together, as long as each is legible
 _SMALL = 11.0  # pixels of the smallest letters
+_LOW = 0.4  # of a row's height: help with another thread's task
 _NARROW = 5.0  # pixels; in a narrower box an outline would leave no colour
 
 
@@ -78,6 +81,7 @@ def draw_gantt(timeline: Timeline, title: str = "One step") -> Drawing:
         *_rows(report, scale),
         *_axis(report, scale),
         *(_task(span, scale) for span in timeline.spans),
+        *_helps(timeline, scale),
         *_bound(report, scale),
         *_critical(timeline, report, scale),
         *(word for span in timeline.spans for word in _name(span, scale)),
@@ -106,6 +110,9 @@ def _legend(timeline: Timeline, report: StepReport) -> list[Shape]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for span in timeline.spans:
         seconds[span.kind] += span.end_s - span.start_s
+    kinds = {span.task: span.kind for span in timeline.spans}
+    for help_ in timeline.helps:
+        seconds[kinds[help_.task]] += help_.end_s - help_.start_s
     shapes: list[Shape] = []
     x, y = 24.0, 86.0
     for kind in sorted(seconds, key=_place):
@@ -116,6 +123,10 @@ def _legend(timeline: Timeline, report: StepReport) -> list[Shape]:
         x += 42 + text_width(text, 12)
     shapes.append(Box(x + 1, y - 10, 24, 12, "#ffffff", INK, 2, role="legend"))
     shapes.append(Words(x + 32, y, "critical path", size=12))
+    if timeline.helps:
+        x += 42 + text_width("critical path", 12)
+        shapes.append(Box(x, y - 4, 14, 7, _OTHER, role="legend"))
+        shapes.append(Words(x + 20, y, "help with another's task", size=12))
     return shapes
 
 
@@ -174,6 +185,21 @@ def _task(span: Span, scale: _Scale) -> Box:
     y, colour = scale.y(span.thread), _colour(span.kind)
     gap = 0.6 if end - x > 2 else 0.0  # a white hair between boxes that are wide enough for it
     return Box(x, y, max(end - x - gap, 0.3), scale.height, colour, role="task", tip=tip)
+
+
+def _helps(timeline: Timeline, scale: _Scale) -> list[Shape]:
+    """Return a low box for each piece that an idle thread did of another's task."""
+    spans = {span.task: span for span in timeline.spans}
+    low = scale.height * _LOW
+    shapes: list[Shape] = []
+    for help_ in timeline.helps:
+        helped = spans[help_.task]
+        x, end = scale.x(help_.start_s), scale.x(help_.end_s)
+        y = scale.y(help_.thread) + scale.height - low
+        tip = f"helps with {helped.name} ({helped.kind}, task {helped.task})"
+        width = max(end - x, 0.3)
+        shapes.append(Box(x, y, width, low, _colour(helped.kind), role="help", tip=tip))
+    return shapes
 
 
 def _name(span: Span, scale: _Scale) -> list[Shape]:

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "pieces.h"
 #include "pool.h"
 #include "vectors.h"
 
@@ -90,6 +91,7 @@ struct Sums {
   std::vector<float> middle;  // this and the others in whole vectors
   std::vector<double> distances, squares;
   int64_t known = 0;  // channels whose middle is chosen
+  int64_t count = 0;  // of numbers of each channel
 
   explicit Sums(int64_t channels)
       : channels(channels),
@@ -104,8 +106,22 @@ struct Sums {
     }
   }
 
+  // Adds what is known of other numbers, whose distances are from another middle.
+  void add(const Sums& other) {
+    if (!count) *this = other;
+    else if (other.count) {
+      auto n = double(other.count);
+      for (int64_t c = 0; c < channels; ++c) {
+        double apart = double(other.middle[c]) - double(middle[c]);
+        squares[c] += other.squares[c] + apart * (2 * other.distances[c] + n * apart);
+        distances[c] += other.distances[c] + n * apart;
+      }
+      count += other.count;
+    }
+  }
+
   // Mean, and squared distances from it.
-  Tensor table(int64_t count) const {
+  Tensor table() const {
     auto found = pooled({2, channels}, at::kDouble);
     auto* to = found.data_ptr<double>();
     for (int64_t c = 0; c < channels; ++c) {
@@ -114,6 +130,22 @@ struct Sums {
     }
     return found;
   }
+};
+
+// The same for each piece of some work, and put together in their order.
+class SumsOfPieces {
+ public:
+  explicit SumsOfPieces(int64_t channels) : sums_(kMostPieces, Sums(channels)) {}
+
+  Sums& operator[](int64_t piece) { return sums_[piece]; }
+
+  Tensor table() {
+    for (int64_t i = 1; i < kMostPieces; ++i) sums_[0].add(sums_[i]);
+    return sums_[0].table();
+  }
+
+ private:
+  std::vector<Sums> sums_;
 };
 
 // ---------------------------------------------------------------- batch-norms

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <vector>
 
+#include "pieces.h"
 #include "pool.h"
 
 namespace convoy {
@@ -123,13 +124,15 @@ void sum_by_channel(const Layout& at, double* sums, const F& f) {
 template <typename F>
 void for_each(const Layout& at, const F& f) {
   if (at.inner == 1) {
-    for (int64_t row = 0; row < at.outer; ++row) {
-      int64_t c = 0, base = row * at.channels;
-      for (; c + kLanes <= at.channels; c += kLanes)
+    in_pieces(at.outer, [&](Piece piece) {
+      for (int64_t row = piece.first; row < piece.last; ++row) {
+        int64_t c = 0, base = row * at.channels;
+        for (; c + kLanes <= at.channels; c += kLanes)
 #pragma GCC ivdep
-        for (int w = 0; w < kLanes; ++w) f(base + c + w, c + w);
-      for (; c < at.channels; ++c) f(base + c, c);
-    }
+          for (int w = 0; w < kLanes; ++w) f(base + c + w, c + w);
+        for (; c < at.channels; ++c) f(base + c, c);
+      }
+    });
     return;
   }
   for (int64_t plane = 0; plane < at.outer * at.channels; ++plane) {

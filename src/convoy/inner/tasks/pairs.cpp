@@ -282,20 +282,20 @@ struct Pairs {
 
   template <typename F>
   Tensor convolve(const Tensor& x, const Norm& norm, const Tensor& filters, const F& make_finish) const {
-    Frame frame(height, width, x.size(1), spread);
     int64_t made = outputs(filters), down = reached(height, stride), across = reached(width, stride);
     auto y = pooled({x.size(0), made, down, across}, at::kBFloat16);
-    auto finish = make_finish(BFloat16());
-    Walk walk{frame.channels, frame.channels * stride, frame.line(), made};
-    float* results = room(1).of(round_up(kRows * frame.across, kLane) * made);
     const auto* images = x.const_data_ptr<BFloat16>();
     const Half* by = bits_of(filters.const_data_ptr<BFloat16>());
-    with_products([&](auto products) {
-      using P = decltype(products);
-      [[maybe_unused]] typename P::Turn turn;
-      with_reader(norm, [&](auto read) {
-        for (int64_t n = 0; n < x.size(0); ++n) {
-          frame.fill(images + n * (x.numel() / x.size(0)), read);
+    in_pieces(x.size(0), [&](Piece piece) {
+      Frame frame(height, width, x.size(1), spread);
+      Walk walk{frame.channels, frame.channels * stride, frame.line(), made};
+      float* results = room(1).of(round_up(kRows * frame.across, kLane) * made);
+      auto finish = make_finish(BFloat16(), piece.number);
+      with_products([&](auto products) {
+        using P = decltype(products);
+        [[maybe_unused]] typename P::Turn turn;
+        for (int64_t n = piece.first; n < piece.last; ++n) {
+          with_reader(norm, [&](auto read) { frame.fill(images + n * (x.numel() / x.size(0)), read); });
           for (int64_t row = 0; row < down; row += kRows) {
             int64_t rows = std::min(kRows, down - row), places = round_up(rows * frame.across, kLane);
             P::multiply(walk, frame.data + row * stride * frame.line(), by, places, results);

@@ -66,9 +66,11 @@ struct Counted {
   Biased biased;
   Sums& sums;
   Lanes middle, some, squared;
+  int64_t count;
 
   void begin(int64_t c, Lanes first) {
     biased.begin(c, first);
+    count = 0;
     some = squared = Lanes{};
     middle = c < sums.known ? load(sums.middle.data() + c) : as_stored<T>(biased(0, first));
   }
@@ -78,6 +80,7 @@ struct Counted {
     Lanes off = y - middle;
     some += off;
     squared += off * off;
+    ++count;
     return y;
   }
 
@@ -85,6 +88,7 @@ struct Counted {
     store(sums.middle.data() + c, middle);
     sums.known = std::max(sums.known, c + kLane);
     sums.add(c, some, squared);
+    if (c == 0) sums.count += count;
   }
 };
 
@@ -92,8 +96,8 @@ struct Counted {
 template <typename T>
 struct Returned {
   const Norm& norm;
-  const T* x;  // what the norm had been given
-  std::vector<double>& sums;
+  const T* x;    // what the norm had been given
+  double* sums;  // of flows, then of flows times distances
   Lanes slope, shift, mean, flow, with_x;
 
   void begin(int64_t c, Lanes) {
@@ -121,25 +125,26 @@ struct Returned {
 
 // ---------------------------------------------------------------- what the engine calls
 
-// `way` is a kind of convolution: `convolve(x, norm, filters, make_finish)` does it, to x as the norm
-// says, with results as `finish` says, which is made for their type; `outputs(filters)` counts channels.
+// `way` is a kind of convolution: `convolve(x, norm, filters, make_finish)` does it in pieces, to x as
+// the norm says, with results as `finish` says, which is made for their type and for each piece;
+// `outputs(filters)` counts channels.
 
 template <typename Way>
 Tensor convolution(const Way& way, const Tensor& x, const Tensor& filters, const Given& bias, const Norm& norm) {
   auto more = floats(bias);
-  return way.convolve(channels_last(x), norm, filters, [&](auto) { return Biased{data_of(more), {}}; });
+  return way.convolve(channels_last(x), norm, filters, [&](auto, int64_t) { return Biased{data_of(more), {}}; });
 }
 
 // With what a batch-norm behind it asks of its results: see norm_parts.
 template <typename Way>
 std::tuple<Tensor, Tensor> convolution_parts(
     const Way& way, const Tensor& x, const Tensor& filters, const Given& bias, const Norm& norm) {
-  Sums sums(way.outputs(filters));
+  SumsOfPieces sums(way.outputs(filters));
   auto more = floats(bias);
-  auto y = way.convolve(channels_last(x), norm, filters, [&](auto sample) {
-    return Counted<decltype(sample)>{{data_of(more), {}}, sums, {}, {}, {}};
+  auto y = way.convolve(channels_last(x), norm, filters, [&](auto sample, int64_t piece) {
+    return Counted<decltype(sample)>{{data_of(more), {}}, sums[piece], {}, {}, {}, 0};
   });
-  return {y, sums.table(y.numel() / y.size(1))};
+  return {y, sums.table()};
 }
 
 // The error, back through a rectifier to a norm that was given x, and what it adds to that: see
@@ -148,13 +153,16 @@ template <typename Way>
 std::tuple<Tensor, Tensor> convolution_back(
     const Way& way, const Tensor& dy, const Tensor& filters, const Tensor& given_x, const Norm& norm) {
   auto x = channels_last(given_x);
-  std::vector<double> sums(2 * norm.mean.size());
-  auto flow = way.convolve(channels_last(dy), Norm(), filters, [&](auto sample) {
+  const int64_t channels = norm.mean.size(), count = 2 * channels;
+  std::vector<double> sums(kMostPieces * count);
+  auto flow = way.convolve(channels_last(dy), Norm(), filters, [&](auto sample, int64_t piece) {
     using T = decltype(sample);
-    return Returned<T>{norm, x.const_data_ptr<T>(), sums, {}, {}, {}, {}, {}};
+    return Returned<T>{norm, x.const_data_ptr<T>(), sums.data() + piece * count, {}, {}, {}, {}, {}};
   });
-  auto parts = pooled({2, int64_t(norm.mean.size())}, at::kDouble);
-  std::copy(sums.begin(), sums.end(), parts.data_ptr<double>());
+  auto parts = pooled({2, channels}, at::kDouble);
+  double* to = parts.data_ptr<double>();
+  std::copy_n(sums.data(), count, to);
+  for (int64_t i = count; i < kMostPieces * count; ++i) to[i % count] += sums[i];
   return {flow, parts};
 }
 

@@ -1,8 +1,8 @@
 """A step as a trace that ui.perfetto.dev and chrome://tracing open.
 
-The format is Chrome's: "X" is a task with its start and duration in microseconds, "M" names a
-thread, and a pair of "s" and "f" is an arrow, here from each task of the critical path to the
-next.
+The format is Chrome's: "X" is a task, or help with one, with its start and duration in
+microseconds, "M" names a thread, and a pair of "s" and "f" is an arrow, here from each task of
+the critical path to the next.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from convoy.errors import StorageError
 from convoy.files import write_atomically
 from convoy.inner.tasks.report import make_report
-from convoy.inner.tasks.timeline import Span, Timeline
+from convoy.inner.tasks.timeline import Help, Span, Timeline
 
 _PROCESS = 1
 _US = 1e6  # microseconds of a second
@@ -44,6 +44,7 @@ def make_trace(timeline: Timeline, title: str = "One step") -> dict[str, Any]:
         events += _about_thread(thread)
     for span in sorted(timeline.spans, key=lambda span: (span.start_s, span.task)):
         events.append(_task(span, is_critical=span.task in critical))
+    events += [_help(help_, spans[help_.task]) for help_ in timeline.helps]
     for number, (before, after) in enumerate(pairwise(chain)):
         events += _arrow(number, before, after)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": report.as_dict()}
@@ -78,6 +79,19 @@ def _task(span: Span, *, is_critical: bool) -> Event:
         "ts": span.start_s * _US,
         "dur": (span.end_s - span.start_s) * _US,
         "args": facts,
+    }
+
+
+def _help(help_: Help, helped: Span) -> Event:
+    return {
+        "ph": "X",
+        "pid": _PROCESS,
+        "tid": help_.thread,
+        "name": f"helps with {helped.name}",
+        "cat": helped.kind,
+        "ts": help_.start_s * _US,
+        "dur": (help_.end_s - help_.start_s) * _US,
+        "args": {"task": helped.task},
     }
 
 

@@ -84,6 +84,10 @@ class PortableEngine:
         """Return thread, ready, start and end of each task in the last step."""
         return self._times
 
+    def helps(self) -> list[list[float]]:
+        """Return thread, task, start and end of each piece that another thread did: none."""
+        return []
+
     def _call(self, index: int, left: list[int]) -> None:
         instruction = self._instructions[index]
         started = time.perf_counter()

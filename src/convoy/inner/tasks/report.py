@@ -19,8 +19,9 @@ class StepReport:
     Attributes:
         tasks, threads: how many there were.
         makespan_s: from the start of the step to the end of its last task.
-        work_s: seconds of all tasks together.
-        busy_s: seconds that each thread ran tasks.
+        work_s: seconds of all tasks together, pieces that others did of them included.
+        busy_s: seconds that each thread ran tasks, or pieces of others' tasks.
+        helps: pieces of tasks that threads did which had nothing else to do.
         critical: the numbers of the tasks on the longest chain, first to last.
         critical_s: seconds of these tasks alone.
         critical_wait_s: how long tasks on that chain could have run and did not.
@@ -31,6 +32,7 @@ class StepReport:
     makespan_s: float
     work_s: float
     busy_s: tuple[float, ...]
+    helps: int
     critical: tuple[int, ...]
     critical_s: float
     critical_wait_s: float
@@ -71,12 +73,15 @@ def make_report(timeline: Timeline) -> StepReport:
     busy_s = [0.0] * timeline.threads
     for span in timeline.spans:
         busy_s[span.thread] += _seconds(span)
+    for help_ in timeline.helps:
+        busy_s[help_.thread] += help_.end_s - help_.start_s
     return StepReport(
         tasks=len(timeline.spans),
         threads=timeline.threads,
         makespan_s=max((span.end_s for span in timeline.spans), default=0.0),
         work_s=sum(busy_s),
         busy_s=tuple(busy_s),
+        helps=len(timeline.helps),
         critical=tuple(span.task for span in chain),
         critical_s=sum(_seconds(span) for span in chain),
         critical_wait_s=sum(span.start_s - span.ready_s for span in chain),

@@ -14,7 +14,7 @@ from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.priorities import Kind, order_of, reversed_edges
 from convoy.inner.tasks.program import write_program
 from convoy.inner.tasks.tasks import Task, form_tasks
-from convoy.inner.tasks.timeline import Span, Timeline
+from convoy.inner.tasks.timeline import Help, Span, Timeline
 
 SMALLEST_GROUP = 2  # samples; with one, kernels take other, slower ways
 _GRAIN_S = 1e-4  # a task of less is mostly overhead
@@ -45,6 +45,10 @@ class Engine(Protocol):
 
     def times(self) -> list[list[float]]:
         """Return thread, ready, start and end of each task in the last step."""
+        ...
+
+    def helps(self) -> list[list[float]]:
+        """Return thread, task, start and end of each piece that an idle thread did of a task."""
         ...
 
 
@@ -137,7 +141,11 @@ class Step:
             Span(number, task.name, task.kind, int(thread), ready, start, end, tuple(task.before))
             for number, (task, (thread, ready, start, end)) in enumerate(rows)
         )
-        return Timeline(self._grain.threads, spans)
+        helps = tuple(
+            Help(int(task), int(thread), start, end)
+            for thread, task, start, end in self._engine.helps()
+        )
+        return Timeline(self._grain.threads, spans, helps)
 
     def _form(self, costs: list[float]) -> None:
         self._tasks = form_tasks(self._program, costs, _GRAIN_S)

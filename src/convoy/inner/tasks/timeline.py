@@ -27,8 +27,19 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Help:
+    """A piece of a task that another thread did, which had nothing else to do."""
+
+    task: int
+    thread: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
-    """One step on some threads; the spans are in no particular order."""
+    """One step on some threads; spans and helps are in no particular order."""
 
     threads: int
     spans: tuple[Span, ...]
+    helps: tuple[Help, ...] = ()

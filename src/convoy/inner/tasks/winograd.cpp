@@ -18,7 +18,8 @@ namespace convoy {
 
 constexpr int64_t kPlanes = 16;    // of a tile of 4x4
 constexpr int64_t kTogether = 16;  // accumulators of a small product: tiles x vectors
-constexpr int64_t kBlock = 64;      // tiles that are worked on together
+constexpr int64_t kBlock = 64;      // tiles that are worked on together,
+constexpr int64_t kPieceBlock = 32;  // or where others may take some of them
 
 // ---------------------------------------------------------------- shapes
 
@@ -48,8 +49,12 @@ struct Block {
 
   Block(const Shape& shape, int64_t wanted) {
     rows = std::min(std::max<int64_t>(1, wanted / shape.across()), shape.rows());
-    tiles = (rows * shape.across() + kTogether - 1) / kTogether * kTogether;
+    tiles = tiles_of(rows * shape.across());
   }
+
+  static int64_t tiles_of(int64_t count) { return (count + kTogether - 1) / kTogether * kTogether; }
+
+  int64_t count(const Shape& shape) const { return (shape.rows() + rows - 1) / rows; }
 };
 
 // Sixteen planes of [tiles][channels]; a line apart, or all would fall on the same cache sets.
@@ -209,6 +214,12 @@ void multiply_planes(const Planes& v, const float* filters, const Planes& m, int
         multiply<together, vectors, known>(v.at(plane, t), in, filters, m.at(plane, t) + k, out);
 }
 
+void multiply_all(const Planes& v, const float* filters, const Planes& m, int64_t tiles) {
+  with_vectors(vectors_for(m.channels), [&](auto vectors) {
+    with_known(v.channels, [&](auto known) { multiply_planes<vectors(), known()>(v, filters, m, tiles); });
+  });
+}
+
 // sums[k][c] += sum over tiles of w[tile][k] * v[tile][c], for some k and vectors of c.
 template <int rows, int vectors>
 inline void correlate(
@@ -314,21 +325,17 @@ struct Winograd {
     Shape in(x);
     auto y = pooled({in.samples, outputs(filters), in.height, in.width}, x.scalar_type());
     Shape out(y);
-    Block block(in, kBlock);
-    Planes v(block.tiles, in.channels, room(0)), m(block.tiles, out.channels, room(1));
+    Block block(in, kPieceBlock);
     with_type(x, [&](auto sample) {
       using T = decltype(sample);
-      auto finish = make_finish(sample);
-      with_reader(norm, [&](auto read) {
-        for (int64_t row = 0; row < in.rows(); row += block.rows) {
-          int64_t count = std::min(block.rows, in.rows() - row);
-          int64_t tiles = (count * in.across() + kTogether - 1) / kTogether * kTogether;
-          spread_block(x.const_data_ptr<T>(), in, row, count, read, v);
-          with_vectors(vectors_for(out.channels), [&](auto vectors) {
-            with_known(in.channels, [&](auto known) {
-              multiply_planes<vectors(), known()>(v, filters.const_data_ptr<float>(), m, tiles);
-            });
-          });
+      in_pieces(block.count(in), [&](Piece piece) {
+        Planes v(block.tiles, in.channels, room(0)), m(block.tiles, out.channels, room(1));
+        auto finish = make_finish(sample, piece.number);
+        int64_t stop = std::min(piece.last * block.rows, in.rows());
+        for (int64_t row = piece.first * block.rows; row < stop; row += block.rows) {
+          int64_t count = std::min(block.rows, stop - row), tiles = block.tiles_of(count * in.across());
+          with_reader(norm, [&](auto read) { spread_block(x.const_data_ptr<T>(), in, row, count, read, v); });
+          multiply_all(v, filters.const_data_ptr<float>(), m, tiles);
           for (int64_t i = 0; i < count; ++i) {
             int64_t upper = (row + i) * 2 * out.width * out.channels;
             gather_row(m, i * in.across(), out, y.template data_ptr<T>(), upper, finish);
