@@ -24,6 +24,7 @@ from convoy.models.zoo import build_model
 from convoy.pipeline.costs import measure_blocks
 from convoy.pipeline.layout import lay_out, weight_layers
 from convoy.pipeline.partition import cut_by_hand
+from convoy.pipeline.passes import EagerPasses
 from convoy.pipeline.recipe import RECIPES
 from convoy.pipeline.stage import Stage
 
@@ -84,7 +85,9 @@ def _train_stage(name: str, cut: int, recipe: str, lead: int, batch: int) -> int
     torch.set_num_threads(1)
     model, shape = _model(name)
     layout = lay_out(model, cut_by_hand(weight_layers(model), [cut]))
-    stage = Stage(layout.blocks_of(0), lead, RECIPES[recipe], Config(), ARITHMETIC, {}, True)
+    blocks = layout.blocks_of(0)
+    passes = EagerPasses(nn.Sequential(*blocks), ARITHMETIC, is_first=True, postpones=False)
+    stage = Stage(blocks, lead, RECIPES[recipe], Config(), ARITHMETIC, {}, passes)
     images, keys = torch.randn(batch, *shape), torch.arange(batch)
     images = images.to(memory_format=torch.channels_last)
     gradient = torch.zeros_like(stage.forward(0, images, keys))

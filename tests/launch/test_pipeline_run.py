@@ -122,6 +122,39 @@ def test_stages_that_wait_for_each_other_send_gradients_first_and_nothing_else_c
     assert_equal("real", "virtual")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("convoy", {}),
+        ("pipedream", {"pipelined": "0.5"}),
+        ("convoy", {"model": f"{NETS}:dropping"}),
+    ],
+    ids=["convoy", "hybrid", "dropout"],
+)
+def test_stages_as_tasks_train_as_the_virtual_pipeline_does(
+    recipe: str, more: dict[str, Any]
+) -> None:
+    options = {"strategy": "pipeline", "recipe": recipe, "cuts": (1, 2), "precision": "fp64"}
+    options |= {"epochs": 1, "groups": 4, **more}
+    train("real", executor="tasks", **options)
+    train("virtual", virtual=True, **options)
+    ours, theirs = newest("real"), newest("virtual")
+    for found, expected in ((ours.model, theirs.model), (ours.momentum, theirs.momentum)):
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
+    assert events("real", "start")[0]["executor"] == "tasks"
+    assert events("real", "warning") == []
+
+
+def test_a_recipe_that_tasks_cannot_follow_is_told_and_followed() -> None:
+    options = {"strategy": "pipeline", "recipe": "published", "cuts": (2,), "epochs": 1}
+    train("real", executor="tasks", groups=4, **options)
+    train("virtual", virtual=True, **options)
+    assert_equal("real", "virtual")
+    reasons = [warning["reason"] for warning in events("real", "warning")]
+    assert any("by this recipe a backward pass reads other weights" in text for text in reasons)
+
+
 def test_what_passes_an_emulated_link_takes_its_time() -> None:
     if reason := Links.available():
         pytest.skip(reason)

@@ -27,9 +27,9 @@ from convoy.pipeline.flow import Cargo, Flow, Neighbours, Times
 from convoy.pipeline.forms import forms_of
 from convoy.pipeline.recipe import Recipe
 from convoy.pipeline.schedule import lead_of
-from convoy.pipeline.stage import Stage
 from convoy.pipeline.traffic import Channel
 from tests.conftest import make_stripes
+from tests.pipeline.stages import eager_stage
 
 _CPU = torch.device("cpu")
 _FP64 = Arithmetic(_CPU, "fp64")
@@ -175,13 +175,13 @@ def _run_flow(
         lead = lead_of(recipe.order, size, rank)
         part = _parts(net, size)[rank]
         try:
-            stage = Stage(
+            stage = eager_stage(
                 part,
                 lead,
                 recipe,
                 Config(lr=0.1),
                 _FP64,
-                momentum or {},
+                momentum,
                 is_first=rank == 0,
                 postpones=rank == size - 1,
             )

@@ -41,13 +41,14 @@ def node(monkeypatch: pytest.MonkeyPatch, told: Told, precision: str = "fp32") -
     found._recipe = Recipe()
     found._can_postpone = can_postpone(precision)
     found._postponing = None
+    found._by_tasks = False
     monkeypatch.setattr(Pipeline, "formation", SimpleNamespace(rank=1, size=2), raising=False)
     monkeypatch.setattr(found, "_momentum", dict)
     return found
 
 
 def postpones(found: Pipeline, leads: list[int] = LEADS) -> bool:
-    return found._make_stage(leads)._postponed is not None
+    return found._make_stage(leads)._passes._postponed is not None  # type: ignore[attr-defined]
 
 
 def test_stages_that_all_wait_send_gradients_first_from_then_on(

@@ -23,6 +23,7 @@ from convoy.pipeline.delayed import make_delayed
 from convoy.pipeline.recipe import Recipe
 from convoy.pipeline.schedule import Job, held_at_most, jobs_of, lead_of, version_read
 from convoy.pipeline.stage import Stage
+from tests.pipeline.stages import eager_stage, task_stages
 
 _FP64 = Arithmetic(torch.device("cpu"), "fp64")
 _STEPS = 4  # of an epoch
@@ -42,13 +43,13 @@ def _make_stages(
     postpones: bool = True,
 ) -> list[Stage]:
     return [
-        Stage(
+        eager_stage(
             part,
             lead_of(recipe.order, len(parts), number),
             recipe,
             config,
             _FP64,
-            momentum or {},
+            momentum,
             is_first=number == 0,
             postpones=postpones,
         )
@@ -211,10 +212,10 @@ def _run(
     segments: Sequence[Sequence[Batch]],
     *,
     right_first: bool = False,
-    postpones: bool = True,
+    stages: Sequence[Stage] | None = None,
 ) -> tuple[Line, list[float]]:
     """Train in a line of stages; return it, and the losses of all batches."""
-    stages = _make_stages(parts, recipe, config, postpones=postpones)
+    stages = stages or _make_stages(parts, recipe, config)
     losses: list[float] = []
     first = 0
 
@@ -293,6 +294,35 @@ def test_stages_give_the_numbers_of_the_virtual_pipeline_bit_for_bit(
     found = {name: tensor for of_stage in ours for name, tensor in of_stage.items()}
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3])
+@pytest.mark.parametrize(
+    "recipe",
+    [recipe for recipe in RECIPES if recipe.needs_own_weights]
+    + [Recipe("1f1b", forward="linear", backward="stashed", annealed=2.0)],
+    ids=str,
+)
+def test_stages_as_tasks_give_the_numbers_of_the_virtual_pipeline(
+    recipe: Recipe, cuts: int
+) -> None:
+    config = Config(lr=0.1, label_smoothing=0.1)
+    one, two = _resnet(), _resnet()
+    batches = _batches(9, size=6)
+    segments = [batches[:6], batches[6:]]
+    expected, seen = _run_virtual(one, _parts(one, _BOUNDS[cuts]), recipe, config, segments)
+    parts, told = _parts(two, _BOUNDS[cuts]), list[str]()
+    leads = [lead_of(recipe.order, len(parts), number) for number in range(len(parts))]
+    stages = task_stages(parts, leads, recipe, config, _FP64, told)
+    line, losses = _run(parts, recipe, config, segments, stages=stages)
+    assert told == []
+    assert losses == pytest.approx(seen, rel=1e-10)
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(two.state_dict()[name], tensor, rtol=1e-9, atol=1e-10)
+    ours = [momentum_tensors(stage.optimizer, two) for stage in line.stages]
+    found = {name: tensor for of_stage in ours for name, tensor in of_stage.items()}
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("order", ["stale", "1f1b"])
@@ -405,7 +435,7 @@ def test_a_gradient_is_that_of_the_weights_which_the_recipe_says(
 ) -> None:
     net = _pair()
     config = Config(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0)
-    stage = Stage([net], 2, Recipe("stale", backward=backward), config, _FP64, {}, is_first=False)
+    stage = eager_stage([net], 2, Recipe("stale", backward=backward), config, _FP64, is_first=False)
     generator = torch.Generator().manual_seed(1)
     xs = torch.randn(6, 5, 3, generator=generator, dtype=torch.float64)
     gradients = torch.randn(6, 5, 2, generator=generator, dtype=torch.float64)
@@ -434,7 +464,7 @@ def test_the_given_momentum_is_moved_in_place() -> None:
     momentum = {p: torch.ones_like(p, requires_grad=False) for p in net.parameters()}
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     config = Config(lr=0.1, momentum=0.5, nesterov=False, weight_decay=0.0)
-    stage = Stage([net], 0, Recipe(), config, _FP64, momentum, is_first=False)
+    stage = eager_stage([net], 0, Recipe(), config, _FP64, momentum, is_first=False)
     _drive(stage, net, torch.ones(1, 5, 3).double(), torch.zeros(1, 5, 2).double())
     for name, parameter in net.named_parameters():
         assert torch.equal(momentum[parameter], torch.full_like(parameter, 0.5))
@@ -467,7 +497,7 @@ def test_the_loss_is_smoothed_by_what_the_config_says() -> None:
     logits = net(x)
     expected = functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.3)
     wanted = torch.autograd.grad(expected / 5, list(net.parameters()))
-    stage = Stage([net], 0, Recipe(), Config(label_smoothing=0.3), _FP64, {}, is_first=True)
+    stage = eager_stage([net], 0, Recipe(), Config(label_smoothing=0.3), _FP64, is_first=True)
     stage.fill(0.1, 0.0)
     stage.forward(0, x, None)
     sums, dx = stage.finish(0, labels, 5, 0.0)
@@ -481,7 +511,7 @@ def test_the_loss_is_smoothed_by_what_the_config_says() -> None:
 def test_weights_get_their_gradients_at_the_update_where_they_can_wait(postpones: bool) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).double()
-    stage = Stage([net], 0, Recipe(), Config(), _FP64, {}, is_first=False, postpones=postpones)
+    stage = eager_stage([net], 0, Recipe(), Config(), _FP64, is_first=False, postpones=postpones)
     before = [p.detach().clone() for p in net.parameters()]
     stage.fill(0.1, 0.0)
     y = stage.forward(0, torch.randn(2, 3, 8, 8).double(), None)
@@ -495,7 +525,7 @@ def test_weights_get_their_gradients_at_the_update_where_they_can_wait(postpones
 
 def test_a_first_stage_has_nobody_to_hurry_for() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3)).double()
-    stage = Stage([net], 0, Recipe(), Config(), _FP64, {}, is_first=True, postpones=True)
+    stage = eager_stage([net], 0, Recipe(), Config(), _FP64, is_first=True, postpones=True)
     stage.fill(0.1, 0.0)
     y = stage.forward(0, torch.randn(2, 3, 8, 8).double(), None)
     assert stage.backward(0, torch.ones_like(y), 0.0) is None

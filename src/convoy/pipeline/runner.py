@@ -13,10 +13,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from convoy.inner.executor import Sums
+from convoy.inner.executor import Sums, grain_of
 from convoy.inner.memory import free_memory
 from convoy.inner.optimizer import hold_momentum
-from convoy.monitor.events import NodesEvent, NoteEvent
+from convoy.inner.passes import Passes
+from convoy.inner.tasks.passes import TaskPasses
+from convoy.inner.tasks.step import Grain
+from convoy.monitor.events import NodesEvent, NoteEvent, WarningEvent
 from convoy.outer.groupwork import GroupWork, LeadLink, StandAside
 from convoy.outer.job import Job
 from convoy.outer.membership import Group, GroupLostError
@@ -32,6 +35,7 @@ from convoy.pipeline.forms import forms_of
 from convoy.pipeline.gather import gather
 from convoy.pipeline.layout import choose_bounds, lay_out, most_stages
 from convoy.pipeline.partition import Bounds, Worker, rescaled, slowest_stage
+from convoy.pipeline.passes import EagerPasses
 from convoy.pipeline.recipe import parse_recipe
 from convoy.pipeline.schedule import can_postpone, should_postpone
 from convoy.pipeline.segments import parse_switch, segment_steps
@@ -43,6 +47,7 @@ _TRIAL_BATCHES = 10
 _WORTH_IT = 0.96  # what a new cut must promise, as a part of what a batch takes now
 _CYCLE_EVERY_S = 30.0
 _POSTPONING = "gradients are sent before those of a stage's own weights are computed"
+_OTHER_WEIGHTS = "by this recipe a backward pass reads other weights, which tasks cannot"
 _REGROUP, _STOP, _BATCHES, _PROGRESS = range(4)  # places in the numbers at a segment's end
 _COUNTERS = ("step", "updates", "samples", "loss", "correct", "count", "train_seconds", "seconds")
 _WHOLE = ("step", "updates", "samples", "correct", "count")
@@ -69,7 +74,13 @@ class Pipeline(GroupWork):
         self._forms = forms_of(job.model, shape, arithmetic)
         self._costs = measure_blocks(job.model, shape, config.batch, arithmetic, _PROBE_S)
         self._cycle_told_at = 0.0
-        self._can_postpone = can_postpone(arithmetic.precision)
+        # The stage as tasks, where it is computed so: of which blocks, and what was recorded.
+        self._recorded: tuple[tuple[int, int], TaskPasses] | None = None
+        self._by_tasks = config.executor == "tasks" and self._recipe.needs_own_weights
+        if config.executor == "tasks" and not self._by_tasks:
+            self._warn(f"{_OTHER_WEIGHTS}; training goes on with the executor 'eager'")
+        # As tasks they always are: it costs nothing there.
+        self._can_postpone = can_postpone(arithmetic.precision) and not self._by_tasks
         # For which cut, and how far ahead, stages were seen to wait for each other.
         self._postponing: tuple[Bounds, list[int]] | None = None
 
@@ -203,9 +214,28 @@ class Pipeline(GroupWork):
             self._job.config,
             executor.arithmetic,
             self._momentum(),
-            is_first=rank == 0,
-            postpones=self._postponing == (self._layout.bounds, leads),
+            self._passes_of(rank, leads),
         )
+
+    def _passes_of(self, rank: int, leads: list[int]) -> Passes:
+        """Return what computes a stage's blocks; what was recorded of them is kept."""
+        config, arithmetic = self._job.config, self._job.executor.arithmetic
+        part, is_first = nn.Sequential(*self._layout.blocks_of(rank)), rank == 0
+        postpones = self._postponing == (self._layout.bounds, leads)
+        eager = EagerPasses(part, arithmetic, is_first=is_first, postpones=postpones)
+        if not self._by_tasks:
+            return eager
+        place = self._layout.bounds[rank], self._layout.bounds[rank + 1]
+        if self._recorded is None or self._recorded[0] != place:
+            grain = grain_of(config) or Grain(0, torch.get_num_threads())
+            made = TaskPasses(
+                part, arithmetic, eager, wants_error=not is_first, grain=grain, tell=self._warn
+            )
+            self._recorded = place, made
+        return self._recorded[1]
+
+    def _warn(self, why: str) -> None:
+        self._job.events.emit(WarningEvent(reason=why))
 
     def _momentum(self) -> dict[nn.Parameter, Tensor]:
         """Return the momentum of every weight, as the whole network's optimizer holds it."""

@@ -42,7 +42,7 @@ def _call(
 
 def _program(*instructions: Instruction, result: int) -> Program:
     slots = [slot for i in instructions for slot in (*i.reads, *i.writes)]
-    return Program((1,), list(instructions), {}, -1, result, max(slots) + 1)
+    return Program((1,), list(instructions), logits=result, num_slots=max(slots) + 1)
 
 
 def _engine(make: Make, program: Program, grain_s: float = 0.0) -> Engine:

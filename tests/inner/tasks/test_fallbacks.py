@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convoy.data.batches import Batch
-from convoy.inner.tasks import executor as module
+from convoy.inner.tasks import engines
 from convoy.inner.tasks.engine import NativeEngine, NoEngineError
 from convoy.inner.tasks.portable import PortableEngine
 from convoy.inner.tasks.step import Grain
@@ -188,7 +188,7 @@ def test_without_a_compiler_tasks_run_one_after_the_other(monkeypatch: pytest.Mo
     def missing() -> None:
         raise NoEngineError("the task engine could not be compiled (no g++)")
 
-    monkeypatch.setattr(module, "load_engine", missing)
+    monkeypatch.setattr(engines, "load_engine", missing)
     twins = make_twins(chain(dropout=True))
     for number in range(4):
         twins.step(make_batch(number))
@@ -259,9 +259,9 @@ class Failing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception, after: int) -> None:
         self.count, run = 0, NativeEngine.run
 
-        def fail(engine: NativeEngine, threads: int) -> None:
+        def fail(engine: NativeEngine, threads: int, section: int) -> None:
             self.count += 1
-            run(engine, threads)  # weights and statistics have moved already
+            run(engine, threads, section)  # weights and statistics have moved already
             if self.count > after:
                 raise error
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from convoy.data.batches import Batch
-from convoy.inner.tasks import executor as executor_module
+from convoy.inner.tasks import engines
 from convoy.inner.tasks.convolutions import Hands
 from convoy.inner.tasks.executor import TasksExecutor
 from convoy.inner.tasks.step import Grain
@@ -25,7 +25,7 @@ def _names(tasks: TasksExecutor) -> set[str]:
 
 def _give(monkeypatch: pytest.MonkeyPatch, hands: Hands) -> None:
     """Use our own convolutions as on another processor, even if they would not pay here."""
-    monkeypatch.setattr(executor_module, "find_hands", lambda: hands)
+    monkeypatch.setattr(engines, "find_hands", lambda: hands)
 
 
 @pytest.fixture

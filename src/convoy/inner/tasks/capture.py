@@ -1,14 +1,14 @@
 """A training step as a list of ATen operations, recorded once and good for any number of samples.
 
-The step is traced twice, with two and with three samples. Whatever differs between the traces
-grows with the number of samples: sizes in arguments, and one dimension of every value that has a
-sample in each place. From that the operations for any number of samples follow.
+It is a whole network's step with its loss, or the two passes of a part of one (a pipeline's
+stage). Both are traced twice, with two and with three samples. Whatever differs between the
+traces grows with the number of samples: sizes in arguments, and one dimension of every value that
+has a sample in each place. From that the operations for any number of samples follow.
 """
 
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,7 +17,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.tasks.recording import Operation, Recording, Ref, Size
 from convoy.models.dropout import drop_by
+
+Tensors = Mapping[str, Tensor]  # by name
 
 _FEW, _MORE = 2, 3  # samples of the two traces
 _aten = torch.ops.aten
@@ -28,74 +31,6 @@ _PIECES = frozenset(
 
 class CannotCaptureError(Exception):
     """A network's step is not a fixed list of operations on samples; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """The value that an operation takes or gives, by its number."""
-
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A number among the arguments that grows with the samples: base + slope * samples."""
-
-    base: int
-    slope: int
-
-    def at(self, samples: int) -> int:
-        """Return the number for so many samples."""
-        return self.base + self.slope * samples
-
-
-@dataclass(eq=False, slots=True)
-class Operation:
-    """One call of an ATen operator.
-
-    Attributes:
-        args, kwargs: constants, `Ref`s and `Size`s, also in lists.
-        outs: the values it gives; None where nobody asks for one.
-        layer: the part of the network it belongs to, for people.
-    """
-
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outs: tuple[int | None, ...]
-    layer: str = ""
-
-
-@dataclass(eq=False, slots=True)
-class Recording:
-    """A step: operations in an order that works, and what goes in and comes out.
-
-    Attributes:
-        operations: forward, loss and backward.
-        parameters, buffers: the value of each, by its name.
-        images, labels, keys, scale: what else goes in; `keys` may be unused.
-        gradients: the value of each parameter's gradient, by the parameter's name.
-        new_buffers: what becomes of each buffer.
-        loss, logits: the sum of losses, and what the network said.
-        batched: for each value that holds samples, the dimension that counts them.
-        shapes, types: of each value, for two samples.
-    """
-
-    operations: list[Operation] = field(default_factory=list)
-    parameters: dict[str, int] = field(default_factory=dict)
-    buffers: dict[str, int] = field(default_factory=dict)
-    images: int = -1
-    labels: int = -1
-    keys: int = -1
-    scale: int = -1
-    gradients: dict[str, int] = field(default_factory=dict)
-    new_buffers: dict[str, int] = field(default_factory=dict)
-    loss: int = -1
-    logits: int = -1
-    batched: dict[int, int] = field(default_factory=dict)
-    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    types: dict[int, torch.dtype] = field(default_factory=dict)
-    num_values: int = 0
 
 
 def capture(
@@ -111,6 +46,134 @@ def capture(
         CannotCaptureError: the network decides by the values it computes, draws random numbers
             of its own, or keeps statistics that cannot be followed.
     """
+    return _capture(model, _WholeStep(model, arithmetic, in_shape, label_smoothing))
+
+
+def capture_passes(
+    part: nn.Module, arithmetic: Arithmetic, like: Tensor, *, wants_error: bool
+) -> Recording:
+    """Record the two passes of a part of a network.
+
+    Args:
+        part: some of the network's blocks.
+        arithmetic: how to compute.
+        like: what goes in, of some samples.
+        wants_error: somebody waits for the gradient of what goes in.
+
+    Raises:
+        CannotCaptureError: as `capture` does.
+    """
+    return _capture(part, _Passes(part, arithmetic, like, wants_error=wants_error))
+
+
+class _Traced(Protocol):
+    """What is traced: a function of weights, buffers and further tensors.
+
+    It gives the weights' gradients, then further tensors, then the buffers.
+
+    Attributes:
+        takes, gives: what the further ones are, by their names in a recording.
+    """
+
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    def inputs(self, samples: int) -> tuple[Tensor, ...]:
+        """Return the further ones for some samples."""
+        ...
+
+    def __call__(self, weights: Tensors, buffers: Tensors, *inputs: Tensor) -> object:
+        """Do a step."""
+        ...
+
+
+class _WholeStep:
+    """A network's step."""
+
+    takes: tuple[str, ...] = ("images", "labels", "keys", "scale")
+    gives: tuple[str, ...] = ("loss", "logits")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arithmetic: Arithmetic,
+        in_shape: tuple[int, int, int],
+        label_smoothing: float,
+    ) -> None:
+        self._model, self._arithmetic = model, arithmetic
+        self._in_shape, self._label_smoothing = in_shape, label_smoothing
+
+    def inputs(self, samples: int) -> tuple[Tensor, ...]:
+        way = self._arithmetic
+        images = torch.randn(samples, *self._in_shape, dtype=way.dtype)
+        images = images.to(memory_format=way.memory_format)
+        labels = torch.zeros(samples, dtype=torch.int64)
+        return images, labels, torch.arange(samples), torch.ones((), dtype=way.dtype)
+
+    def __call__(self, weights: Tensors, buffers: Tensors, *inputs: Tensor) -> object:
+        images, labels, keys, scale = inputs
+
+        def loss_of(weights: Tensors) -> tuple[Tensor, object]:
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            with drop_by(keys), self._arithmetic.autocast(cached=False):
+                logits = functional_call(self._model, (dict(weights), own), (images,))
+                loss = functional.cross_entropy(
+                    logits, labels, reduction="sum", label_smoothing=self._label_smoothing
+                )
+            return loss, (loss.detach(), logits.detach(), own)
+
+        loss, pull_back, rest = vjp(loss_of, weights, has_aux=True)  # type: ignore[misc]
+        (gradients,) = pull_back(scale.to(loss.dtype))
+        return gradients, rest
+
+
+class _Passes:
+    """The passes of a part of a network."""
+
+    takes: tuple[str, ...] = ("images", "keys", "flow")
+
+    def __init__(
+        self, part: nn.Module, arithmetic: Arithmetic, like: Tensor, *, wants_error: bool
+    ) -> None:
+        self._part, self._arithmetic, self._like = part, arithmetic, like
+        self.gives: tuple[str, ...] = ("logits", "error") if wants_error else ("logits",)
+
+    def inputs(self, samples: int) -> tuple[Tensor, ...]:
+        x = torch.randn(samples, *self._like.shape[1:]).to(self._like.dtype)
+        x, keys = x.to(memory_format=layout_of(self._like)), torch.arange(samples)
+        weights = {name: p.detach() for name, p in self._part.named_parameters()}
+        buffers = {name: b.detach().clone() for name, b in self._part.named_buffers()}
+        with torch.no_grad():
+            y, _ = self._pass(weights, buffers, x, keys)
+        return x, keys, torch.zeros_like(y)
+
+    def __call__(self, weights: Tensors, buffers: Tensors, *inputs: Tensor) -> object:
+        x, keys, flow = inputs
+
+        def y_of(weights: Tensors, x: Tensor) -> tuple[Tensor, object]:
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            y, own = self._pass(weights, own, x, keys)
+            return y, (y.detach(), own)
+
+        _, pull_back, (y, own) = vjp(y_of, weights, x, has_aux=True)  # type: ignore[misc]
+        gradients, error = pull_back(flow)
+        return (gradients, y, error, own) if "error" in self.gives else (gradients, y, own)
+
+    def _pass(
+        self, weights: Tensors, own: dict[str, Tensor], x: Tensor, keys: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        with drop_by(keys), self._arithmetic.autocast(cached=False):
+            y: Tensor = functional_call(self._part, (dict(weights), own), (x,))
+        return y, own
+
+
+def layout_of(images: Tensor) -> torch.memory_format:
+    """Return how images, or what is no image, lie in memory."""
+    by_channel = images.dim() == 4 and not images.is_contiguous()
+    return torch.channels_last if by_channel else torch.contiguous_format
+
+
+def _capture(model: nn.Module, traced: _Traced) -> Recording:
     _refuse_what_traces_wrongly(model)
     was_training = model.training
     if not was_training:  # as the plain executor does: a part may be kept out of training
@@ -119,11 +182,8 @@ def capture(
         with torch.random.fork_rng(
             devices=[]
         ):  # who draws random numbers draws the same without us
-            few, more = (
-                _trace(model, arithmetic, in_shape, samples, label_smoothing)
-                for samples in (_FEW, _MORE)
-            )
-        return _Reader(model, few, more).read()
+            few, more = (_trace(model, traced, samples) for samples in (_FEW, _MORE))
+        return _Reader(model, traced, few, more).read()
     except CannotCaptureError:
         raise
     except Exception as error:  # a model may refuse to be traced in any way
@@ -131,6 +191,14 @@ def capture(
     finally:
         if not was_training:
             model.eval()
+
+
+def first_line(error: BaseException) -> str:
+    """Return in short what went wrong."""
+    text = str(error).strip().split("\n", 1)[0]
+    if text and isinstance(error, RuntimeError):
+        return text
+    return f"{type(error).__name__} {text}".strip()
 
 
 def _why(error: Exception) -> str:
@@ -149,54 +217,27 @@ def _refuse_what_traces_wrongly(model: nn.Module) -> None:
         raise CannotCaptureError("some of its weights are frozen")
 
 
-def _trace(
-    model: nn.Module,
-    arithmetic: Arithmetic,
-    in_shape: tuple[int, int, int],
-    samples: int,
-    label_smoothing: float,
-) -> fx.GraphModule:
+def _trace(model: nn.Module, traced: _Traced, samples: int) -> fx.GraphModule:
     """Run a step on random samples and return what was called."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     buffers = {name: b.detach() for name, b in model.named_buffers()}
-    images = torch.randn(samples, *in_shape, dtype=arithmetic.dtype)
-    images = images.to(memory_format=arithmetic.memory_format)
-    labels, keys = torch.zeros(samples, dtype=torch.int64), torch.arange(samples)
-    scale = torch.ones((), dtype=arithmetic.dtype)
 
-    def step(
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        keys: Tensor,
-        scale: Tensor,
-    ) -> object:
-        def loss_of(weights: Mapping[str, Tensor]) -> tuple[Tensor, object]:
-            own = {name: buffer.clone() for name, buffer in buffers.items()}
-            with drop_by(keys), arithmetic.autocast(cached=False):
-                logits = functional_call(model, (dict(weights), own), (images,))
-                loss = functional.cross_entropy(
-                    logits, labels, reduction="sum", label_smoothing=label_smoothing
-                )
-            return loss, (loss.detach(), logits.detach(), own)
+    def step(parameters: Tensors, buffers: Tensors, *inputs: Tensor) -> object:
+        return traced(parameters, buffers, *inputs)  # a function of its own: it is inspected
 
-        loss, pull_back, rest = vjp(loss_of, parameters, has_aux=True)  # type: ignore[misc]
-        (gradients,) = pull_back(scale.to(loss.dtype))
-        return gradients, rest
-
-    traced: fx.GraphModule = make_fx(functionalize(step))(
-        parameters, buffers, images, labels, keys, scale
-    )
-    traced.graph.eliminate_dead_code()
-    return traced
+    inputs = traced.inputs(samples)
+    found: fx.GraphModule = make_fx(functionalize(step))(parameters, buffers, *inputs)
+    found.graph.eliminate_dead_code()
+    return found
 
 
 class _Reader:
     """Turns two traces into a recording."""
 
-    def __init__(self, model: nn.Module, few: fx.GraphModule, more: fx.GraphModule) -> None:
-        self._model = model
+    def __init__(
+        self, model: nn.Module, traced: _Traced, few: fx.GraphModule, more: fx.GraphModule
+    ) -> None:
+        self._model, self._traced = model, traced
         self._few, self._more = list(few.graph.nodes), list(more.graph.nodes)
         self._constants = few
         self._numbers: dict[str, int] = {}  # of the values, by the node's name
@@ -230,18 +271,21 @@ class _Reader:
         numbers = [self._new_value(node.name) for node in places]
         weights = [name for name, _ in self._model.named_parameters()]
         buffers = [name for name, _ in self._model.named_buffers()]
-        assert len(numbers) == len(weights) + len(buffers) + 4
+        takes = self._traced.takes
+        assert len(numbers) == len(weights) + len(buffers) + len(takes)
         found.parameters = dict(zip(weights, numbers, strict=False))
         found.buffers = dict(zip(buffers, numbers[len(weights) :], strict=False))
-        found.images, found.labels, found.keys, found.scale = numbers[-4:]
+        for name, number in zip(takes, numbers[-len(takes) :], strict=True):
+            setattr(found, name, number)
 
     def _name_outputs(self, node: fx.Node) -> None:
         found = self._found
         flat = [self._numbers[item.name] for item in node.args[0]]  # type: ignore[index, union-attr]
-        count = len(found.parameters)
+        count, gives = len(found.parameters), self._traced.gives
         found.gradients = dict(zip(found.parameters, flat, strict=False))
-        found.loss, found.logits = flat[count], flat[count + 1]
-        found.new_buffers = dict(zip(found.buffers, flat[count + 2 :], strict=True))
+        for name, number in zip(gives, flat[count:], strict=False):
+            setattr(found, name, number)
+        found.new_buffers = dict(zip(found.buffers, flat[count + len(gives) :], strict=True))
 
     def _read_call(self, node: fx.Node, other: fx.Node) -> None:
         if node.target is operator.getitem:
@@ -330,26 +374,3 @@ def _layer_of(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     names = [str(entry[0]) for entry in stack.values()]
     return names[-1] if names else ""
-
-
-def map_refs(item: Any, function: Callable[[Any], Any]) -> Any:
-    """Return an argument with its `Ref`s and `Size`s replaced."""
-    if isinstance(item, (Ref, Size)):
-        return function(item)
-    if isinstance(item, (list, tuple)):
-        return type(item)(map_refs(part, function) for part in item)
-    return item
-
-
-def refs_in(operation: Operation) -> list[int]:
-    """Return the values that an operation reads."""
-    found: list[int] = []
-
-    def note(item: object) -> object:
-        if isinstance(item, Ref):
-            found.append(item.value)
-        return item
-
-    map_refs(operation.args, note)
-    map_refs(tuple(operation.kwargs.values()), note)
-    return found

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from convoy.inner.tasks.capture import Operation, Recording, Ref
+from convoy.inner.tasks.recording import Operation, Recording, Ref
 
 _library = torch.library.Library("convoy", "FRAGMENT")
 for _schema in (

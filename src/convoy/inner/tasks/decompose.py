@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import torch
 
-from convoy.inner.tasks.capture import CannotCaptureError, Operation, Recording, refs_in
+from convoy.inner.tasks.capture import CannotCaptureError
 from convoy.inner.tasks.convolutions import Hands
 from convoy.inner.tasks.lowering import Lowering, all_in
 from convoy.inner.tasks.norms import OPS
 from convoy.inner.tasks.plan import Part, Plan
+from convoy.inner.tasks.recording import Operation, Recording, refs_in
 from convoy.inner.tasks.wide import widen
 
 _aten = torch.ops.aten
@@ -118,7 +119,7 @@ def _classify(plan: Plan, operations: list[Operation]) -> None:
     recording, kinds = plan.recording, plan.kinds
     for value in (*recording.parameters.values(), *recording.buffers.values(), recording.scale):
         kinds[value] = "shared"
-    for value in (recording.images, recording.labels, recording.keys):
+    for value in (recording.images, recording.labels, recording.keys, recording.flow):
         kinds[value] = "batched"
     for operation in operations:
         if all_in(operation):
@@ -189,7 +190,7 @@ def _name_layers(plan: Plan) -> None:
 def _mark(plan: Plan) -> None:
     """Say what each part is for, and which of them nobody but an update waits for."""
     recording = plan.recording
-    behind = {recording.scale}  # what depends on the pull from behind is backward
+    behind = recording.pulls  # what depends on the pull from behind is backward
     readers: Counter[int] = Counter()
     side_readers: Counter[int] = Counter()
     for part in plan.parts:

@@ -144,6 +144,7 @@ struct Task {
   std::vector<int64_t> next;
   double priority = 0;
   int64_t home = -1;  // whose cache holds its numbers; -1: nobody's
+  int64_t section = 0;  // of the step
   int64_t num_before = 0;
 };
 
@@ -183,10 +184,11 @@ class Engine : public torch::CustomClassHolder {
     return instructions_.size() - 1;
   }
 
-  void add_task(std::vector<int64_t> instructions, int64_t home) {
+  void add_task(std::vector<int64_t> instructions, int64_t home, int64_t section) {
     tasks_.emplace_back();
     tasks_.back().instructions = std::move(instructions);
     tasks_.back().home = home;
+    tasks_.back().section = section;
   }
 
   void add_edges(int64_t task, std::vector<int64_t> before) {
@@ -210,9 +212,9 @@ class Engine : public torch::CustomClassHolder {
 
   at::Tensor get(int64_t slot) { return values_.at(slot).held.toTensor(); }
 
-  // Does the step on so many threads of torch's pool; the caller's is one of them.
-  void run(int64_t threads) {
-    begin(threads);
+  // Does a section of the step on so many threads of torch's pool; the caller's is one of them.
+  void run(int64_t threads, int64_t section) {
+    begin(threads, section);
     at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
       // A pool that is smaller than asked for gives one thread several places: one is enough.
       (void)last;
@@ -230,9 +232,14 @@ class Engine : public torch::CustomClassHolder {
 
   // Does the step on the caller's thread and takes the time of each call.
   void profile() {
-    begin(1);
+    int64_t sections = 1;
+    for (const auto& task : tasks_) sections = std::max(sections, task.section + 1);
+    error_ = nullptr;
     profiling_ = true;
-    work(0);
+    for (int64_t section = 0; section < sections && !error_; ++section) {
+      begin(1, section);
+      work(0);
+    }
     profiling_ = false;
     clear();
     if (error_) std::rethrow_exception(error_);
@@ -278,22 +285,30 @@ class Engine : public torch::CustomClassHolder {
  private:
   using Entry = std::pair<double, int64_t>;  // priority, minus the task's number
 
-  void begin(int64_t threads) {
-    error_ = nullptr;
-    left_ = tasks_.size();
+  // Makes ready what a section starts with; the first one begins the step.
+  void begin(int64_t threads, int64_t section) {
+    if (section == 0) begin_step();
+    section_ = section;
     num_ready_ = 0;
-    over_ = left_ == 0;
     queues_.assign(threads, {});
     board_.open(threads);
     helps_.assign(threads, {});
-    before_left_.resize(tasks_.size());
-    runs_.assign(tasks_.size(), {});
-    for (auto& value : values_) value.readers_left = value.num_readers;
     started_ = Clock::now();
+    left_ = 0;
     for (size_t i = 0; i < tasks_.size(); ++i) {
-      before_left_[i] = tasks_[i].num_before;
+      if (tasks_[i].section != section) continue;
+      ++left_;
       if (before_left_[i] == 0) push(i, 0, 0.0);
     }
+    over_ = left_ == 0;
+  }
+
+  void begin_step() {
+    error_ = nullptr;
+    runs_.assign(tasks_.size(), {});
+    before_left_.resize(tasks_.size());
+    for (size_t i = 0; i < tasks_.size(); ++i) before_left_[i] = tasks_[i].num_before;
+    for (auto& value : values_) value.readers_left = value.num_readers;
   }
 
   // Drops what an abandoned step has left behind.
@@ -443,7 +458,7 @@ class Engine : public torch::CustomClassHolder {
     {
       std::lock_guard<SpinLock> lock(lock_);
       for (auto next : tasks_[task].next)
-        if (--before_left_[next] == 0) push(next, thread, now);
+        if (--before_left_[next] == 0 && tasks_[next].section == section_) push(next, thread, now);
       if (--left_ == 0) over_ = true;
       if (!over_) mine = pop(thread);
     }
@@ -476,7 +491,7 @@ class Engine : public torch::CustomClassHolder {
   std::atomic<int64_t> num_ready_{0};
   std::atomic<bool> over_{false};
   std::atomic<int64_t> num_asleep_{0};
-  int64_t left_ = 0;
+  int64_t section_ = 0, left_ = 0;  // what is being done, and how many tasks of it are not
   SpinLock lock_;     // of the queues
   std::mutex mutex_;  // of those who sleep
   std::condition_variable wake_;

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convoy.inner.tasks.convolutions import Hands
 from convoy.inner.tasks.instructions import Instruction, Program, Slot
-from convoy.inner.tasks.tasks import Task
+from convoy.inner.tasks.tasks import FORWARD, Task
 
 _SOURCES = (
     "direct.cpp",
@@ -107,13 +107,14 @@ class NativeEngine:
             outs = [-1 if out is None else out for out in instruction.outs]
             name, _, overload = instruction.op._name.partition(".")
             self._engine.add_instruction(name, overload, encode(instruction), outs)
-        self._engine.keep(program.logits)
+        for slot in program.results:
+            self._engine.keep(slot)
 
     def form(self, tasks: Sequence[Task], priorities: Sequence[float]) -> None:
         """Take over which instructions make a task, and which tasks go first."""
         self._engine.clear_tasks()
         for task in tasks:
-            self._engine.add_task(task.instructions, task.group)
+            self._engine.add_task(task.instructions, task.group, task.section)
         for number, task in enumerate(tasks):
             self._engine.add_edges(number, sorted(task.before))
         self._engine.set_priorities(list(priorities))
@@ -127,15 +128,15 @@ class NativeEngine:
         found: Tensor = self._engine.get(slot)
         return found
 
-    def run(self, threads: int) -> None:
-        """Do the step."""
+    def run(self, threads: int, section: int = FORWARD) -> None:
+        """Do a section of the step; the first one begins it."""
         pool = torch.get_num_threads()
         if threads > 1 or pool == 1:
-            self._engine.run(threads)
+            self._engine.run(threads, section)
             return
         torch.set_num_threads(1)  # one alone must not call others for help within an operation
         try:
-            self._engine.run(1)
+            self._engine.run(1, section)
         finally:
             torch.set_num_threads(pool)
 

@@ -7,7 +7,6 @@ comes up. Where that cannot be done, the plain executor takes over and the reaso
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -18,23 +17,17 @@ from convoy.errors import ConvoyError
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.eager import EagerExecutor
 from convoy.inner.executor import Sums
-from convoy.inner.tasks.capture import CannotCaptureError, Recording, capture, refs_in
-from convoy.inner.tasks.convolutions import Hands
+from convoy.inner.tasks.capture import CannotCaptureError, capture, first_line
+from convoy.inner.tasks.check import SAMPLES, check_same, random_samples, twin_of
 from convoy.inner.tasks.decompose import decompose
-from convoy.inner.tasks.engine import NativeEngine, NoEngineError, find_hands, load_engine
-from convoy.inner.tasks.instructions import Program, Sgd
+from convoy.inner.tasks.engines import Engines
+from convoy.inner.tasks.instructions import Sgd
 from convoy.inner.tasks.plan import Plan
-from convoy.inner.tasks.portable import PortableEngine
-from convoy.inner.tasks.step import Engine, Grain, Step
+from convoy.inner.tasks.recording import Recording, refs_in
+from convoy.inner.tasks.step import Grain, Step, named_tensors
 from convoy.inner.tasks.timeline import Timeline
 
 _STEPS_KEPT = 8  # programs, for as many batch sizes
-_SAMPLES_PER_GROUP = 8  # where nobody has measured: a group's numbers fit a core's cache
-_TOLERANCE = {
-    "fp64": 1e-8,
-    "fp32": 2e-2,
-    "bf16": 2e-1,
-}  # of a check on few samples, not of training
 
 
 class TasksExecutor:
@@ -63,7 +56,7 @@ class TasksExecutor:
         self._label_smoothing = label_smoothing
         self._eager = EagerExecutor(model, optimizer, arithmetic, label_smoothing=label_smoothing)
         self._grain = grain
-        self._portable = portable
+        self._engines = Engines(self._tell, portable=portable)
         self._plan: Plan | None = None
         self._why_not: str | None = None
         self._is_keyed = False  # whether samples' keys are asked for
@@ -116,7 +109,7 @@ class TasksExecutor:
 
     def use(self, grain: Grain) -> None:
         """Cut steps up in another way from now on."""
-        if self._plan is not None and grain.norms != self._grain_of(1).norms:
+        if self._plan is not None and grain.norms != self._given_grain.norms:
             raise ValueError("the choice of batch-norm's statistics is part of the recording")
         self._grain = grain
         self._steps.clear()
@@ -155,7 +148,7 @@ class TasksExecutor:
             except CannotCaptureError as error:
                 self._give_up(f"this network cannot be run as tasks: {error}")
             except Exception as error:  # whatever it is, there is another way to train
-                self._give_up(f"a step as tasks failed: {_first_line(error)}")
+                self._give_up(f"a step as tasks failed: {first_line(error)}")
         # Without keys, dropout draws anew each time, as a recorded step cannot.
         recorded = self._plan is not None and (batch.keys is not None or not self._is_keyed)
         return recorded and len(batch) > 0
@@ -166,53 +159,44 @@ class TasksExecutor:
         shape = (channels, height, width)
         smoothing = self._label_smoothing
         recording = capture(self.model, self.arithmetic, shape, label_smoothing=smoothing)
-        if not self._portable:
-            try:
-                load_engine()
-            except NoEngineError as error:
-                self._portable = True
-                self._tell(f"{error}: tasks run one after the other, which is no faster than eager")
+        self._engines.prepare()
         self._is_keyed = any(recording.keys in refs_in(call) for call in recording.operations)
         self._check(recording, shape)
-        norms = self._grain_of(1).norms
-        self._plan = decompose(recording, norms=norms, hands=self._hands())
+        norms = self._given_grain.norms
+        self._plan = decompose(recording, norms=norms, hands=self._engines.hands(self.arithmetic))
 
     def _check(self, recording: Recording, shape: tuple[int, int, int]) -> None:
         """Compare with plain PyTorch on a few samples in two groups.
 
-        With bf16, rounding would hide a mistake: then the same network is compared as doubles.
-
         Raises:
             CannotCaptureError: the tasks give other gradients.
         """
-        way, smoothing = self.arithmetic, self._label_smoothing
-        model = copy.deepcopy(self.model)
-        if way.precision == "bf16":
-            way = replace(way, precision="fp64")
-            way.place(model)
+        smoothing = self._label_smoothing
+        model, way = twin_of(self.model, self.arithmetic)
+        if way != self.arithmetic:
             recording = capture(model, way, shape, label_smoothing=smoothing)
-        plan = decompose(copy.deepcopy(recording), hands=self._hands())
+        hands = self._engines.hands(self.arithmetic)
+        plan = decompose(copy.deepcopy(recording), hands=hands)
         twin = copy.deepcopy(model)
         twin_executor = EagerExecutor(
             twin, optim.SGD(twin.parameters()), way, label_smoothing=smoothing
         )
-        batch = _few_samples(way, shape, plan.recording.shapes[plan.recording.logits][1])
-        twin_executor.gradients(batch, len(batch))
-        trial = Step(plan, len(batch), Grain(2, 1), None, self._make_engine)
+        images = random_samples(shape, way.memory_format, way.dtype)
+        labels = torch.arange(SAMPLES) % plan.recording.shapes[plan.recording.logits][1]
+        batch = Batch(images, labels, torch.arange(SAMPLES))  # no label can pass for another
+        twin_executor.gradients(batch, SAMPLES)
+        trial = Step(plan, SAMPLES, Grain(2, 1), None, self._engines.make)
         gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-        scale = torch.tensor(1 / len(batch), dtype=way.dtype)
+        scale = torch.tensor(1 / SAMPLES, dtype=way.dtype)
         loss = torch.zeros((), dtype=way.dtype)
-        trial.bind(_named(model, gradients) | {"scale": scale, "loss": loss})
-        assert batch.keys is not None
-        trial.run(batch, batch.keys)
-        ours = torch.cat([g.flatten().double() for g in gradients.values()])
-        theirs = torch.cat(
-            [p.grad.flatten().double() for p in twin.parameters() if p.grad is not None]
-        )
-        tolerance = _TOLERANCE[way.precision]
-        same = len(ours) == len(theirs) and (ours - theirs).norm() <= tolerance * theirs.norm()
-        if not same:
-            raise CannotCaptureError("its gradients would differ from PyTorch's")
+        trial.bind(named_tensors(model, gradients) | {"scale": scale, "loss": loss})
+        trial.run(_inputs(batch, torch.arange(SAMPLES)))
+        theirs = [p.grad for p in twin.parameters() if p.grad is not None]
+        check_same(gradients.values(), theirs, way.precision)
+
+    @property
+    def _given_grain(self) -> Grain:
+        return self._grain or Grain(0, torch.get_num_threads())
 
     def _give_up(self, why: str) -> None:
         self._why_not = why
@@ -220,19 +204,6 @@ class TasksExecutor:
         self._steps.clear()
         self._bound.clear()
         self._tell(f"{why}; training goes on with the executor 'eager'")
-
-    def _hands(self) -> Hands:
-        ours = not self._portable and self.arithmetic.layout == "channels_last"
-        return find_hands() if ours else Hands()
-
-    def _make_engine(self, program: Program) -> Engine:
-        return PortableEngine(program) if self._portable else NativeEngine(program)
-
-    def _grain_of(self, samples: int) -> Grain:
-        grain = self._grain or Grain(0, torch.get_num_threads())
-        if grain.groups:
-            return replace(grain, groups=grain.of_share(samples))
-        return replace(grain, groups=max(grain.threads, -(-samples // _SAMPLES_PER_GROUP)))
 
     # ------------------------------------------------------------ running
 
@@ -244,35 +215,33 @@ class TasksExecutor:
         if key in self._steps:
             self._steps.move_to_end(key)
             self._bind(key)
-            logits = self._steps[key].run(batch, keys)
-        else:
-            first = self._first_run(key, batch, keys)
-            if first is None:
-                return None
-            logits = first
-        return Sums(self._loss.clone(), logits, batch.labels)
+            self._steps[key].run(_inputs(batch, keys))
+        elif not self._first_run(key, _inputs(batch, keys)):
+            return None
+        return Sums(self._loss.clone(), self._steps[key].logits, batch.labels)
 
-    def _first_run(self, key: tuple[int, bool], batch: Batch, keys: Tensor) -> Tensor | None:
-        """Write a program for a new batch size, measure it, and do its first step."""
+    def _first_run(self, key: tuple[int, bool], inputs: dict[str, Tensor]) -> bool:
+        """Write a program for a new batch size, measure it, and do its first step, if it can be."""
         plan = self._plan
         assert plan is not None
         changing = self._changing()
         kept = [tensor.detach().clone() for tensor in changing]
         try:
-            grain = self._grain_of(len(batch))
-            step = Step(plan, len(batch), grain, self._sgd() if key[1] else None, self._make_engine)
+            grain = self._given_grain.fitted(key[0])
+            step = Step(plan, key[0], grain, self._sgd() if key[1] else None, self._engines.make)
             self._steps[key] = step
             if len(self._steps) > _STEPS_KEPT:
                 old, _ = self._steps.popitem(last=False)
                 del self._bound[old]
             self._bind(key)
-            step.measure(batch, keys)
+            step.measure(inputs)
             self._put_back(changing, kept)
-            return step.run(batch, keys)
+            step.run(inputs)
         except Exception as error:  # whatever it is, there is another way to train
             self._put_back(changing, kept)
-            self._give_up(f"a step as tasks failed: {_first_line(error)}")
-            return None
+            self._give_up(f"a step as tasks failed: {first_line(error)}")
+            return False
+        return True
 
     def _changing(self) -> list[Tensor]:
         """Return all that a step changes; asked for at each step, so the network is not walked."""
@@ -300,7 +269,7 @@ class TasksExecutor:
 
     def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
         found = {"scale": self._scale, "loss": self._loss, "rate": self._rate}
-        found |= _named(model, self._gradients)
+        found |= named_tensors(model, self._gradients)
         found |= {f"m:{name}": m for name, m in self._momentum().items()}
         return found
 
@@ -327,25 +296,5 @@ def _kept_in(model: nn.Module, kind: str) -> list[tuple[dict[str, Tensor], str]]
     return cast("list[tuple[dict[str, Tensor], str]]", found)
 
 
-def _few_samples(way: Arithmetic, shape: tuple[int, int, int], classes: int) -> Batch:
-    """Return five random samples; their labels differ, so that none can pass for another."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(5, *shape, generator=generator).to(way.dtype)
-    images = images.to(memory_format=way.memory_format)
-    return Batch(images, torch.arange(5) % classes, torch.arange(5))
-
-
-def _named(model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a network's tensors by the names of their places in a program."""
-    found = {f"p:{name}": p.detach() for name, p in model.named_parameters()}
-    found |= {f"b:{name}": b for name, b in model.named_buffers()}
-    return found | {f"g:{name}": g for name, g in gradients.items()}
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n", 1)[0]
-    return (
-        text
-        if text and isinstance(error, RuntimeError)
-        else f"{type(error).__name__} {text}".strip()
-    )
+def _inputs(batch: Batch, keys: Tensor) -> dict[str, Tensor]:
+    return {"images": batch.images_NCHW, "labels": batch.labels, "keys": keys}

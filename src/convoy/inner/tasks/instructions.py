@@ -52,9 +52,11 @@ class Program:
     """Instructions, and the places of what goes in and comes out.
 
     Attributes:
-        inputs: places by name: "images", "labels", "keys", "scale", "rate", each parameter as
-            "p:NAME", its gradient as "g:NAME", its momentum as "m:NAME", each buffer as "b:NAME".
-        loss, logits: places of the results.
+        inputs: places by name: "images", "labels", "keys", "scale", "flow", "rate", each parameter
+            as "p:NAME", its gradient as "g:NAME", its momentum as "m:NAME", each buffer as
+            "b:NAME".
+        loss, logits, error: places of the results; -1: there is none.
+        in_sections: the two passes of a part of a network are done one after the other.
     """
 
     sizes: tuple[int, ...]
@@ -62,7 +64,14 @@ class Program:
     inputs: dict[str, int] = field(default_factory=dict)
     loss: int = -1
     logits: int = -1
+    error: int = -1
+    in_sections: bool = False
     num_slots: int = 0
+
+    @property
+    def results(self) -> list[int]:
+        """Return the places that somebody looks into afterwards."""
+        return [slot for slot in (self.logits, self.error) if slot >= 0]
 
 
 def slots_in(item: Any) -> list[int]:

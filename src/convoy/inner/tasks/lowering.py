@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from convoy.inner.tasks.capture import CannotCaptureError, Operation, Recording, Ref, refs_in
+from convoy.inner.tasks.capture import CannotCaptureError
 from convoy.inner.tasks.convolutions import (
     READ_THROUGH,
     Convolutions,
@@ -22,6 +22,7 @@ from convoy.inner.tasks.convolutions import (
     way_of,
 )
 from convoy.inner.tasks.norms import OPS
+from convoy.inner.tasks.recording import Operation, Recording, Ref, refs_in
 
 _aten = torch.ops.aten
 _NORM_FORWARD = frozenset({_aten.native_batch_norm.default})
@@ -378,7 +379,7 @@ def _used(
     operations: list[Operation], recording: Recording, updated: Iterable[str]
 ) -> list[Operation]:
     """Leave out what nobody asks for any more."""
-    wanted = {recording.loss, recording.logits, *recording.gradients.values()}
+    wanted = recording.asked
     wanted |= {v for name, v in recording.new_buffers.items() if name not in updated}
     kept = []
     for operation in reversed(operations):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from convoy.inner.tasks.capture import Operation, Recording
+from convoy.inner.tasks.recording import Operation, Recording
 
 Kind = Literal["forward", "error", "gradient", "combine", "update"]
 

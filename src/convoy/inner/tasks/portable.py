@@ -15,7 +15,7 @@ from torch import Tensor
 
 from convoy.inner.tasks.instructions import Instruction, Program, Slot
 from convoy.inner.tasks.norms import PORTABLE
-from convoy.inner.tasks.tasks import Task
+from convoy.inner.tasks.tasks import FORWARD, SECTIONS, Task
 
 
 class PortableEngine:
@@ -28,15 +28,21 @@ class PortableEngine:
         for instruction in program.instructions:
             for slot in instruction.reads:
                 self._readers[slot] += 1
-        self._kept = {program.logits}
+        self._kept = set(program.results)
         self._tasks: Sequence[Task] = ()
         self._priorities: Sequence[float] = ()
         self._times: list[list[float]] = []
+        self._before: list[int] = []  # tasks that each task still waits for
+        self._left: list[int] = []  # calls that will still read each place
         self._costs = [0.0] * len(program.instructions)
 
     def form(self, tasks: Sequence[Task], priorities: Sequence[float]) -> None:
         """Take over which instructions make a task, and which tasks go first."""
         self._tasks, self._priorities = tasks, priorities
+        self._after: list[list[int]] = [[] for _ in tasks]
+        for number, task in enumerate(tasks):
+            for other in task.before:
+                self._after[other].append(number)
 
     def set(self, slot: int, tensor: Tensor) -> None:
         """Put a tensor into its place."""
@@ -50,34 +56,39 @@ class PortableEngine:
         return found
 
     @torch.no_grad()
-    def run(self, threads: int) -> None:
-        """Do the step."""
+    def run(self, threads: int, section: int = FORWARD) -> None:
+        """Do a section of the step; the first one begins it."""
         del threads
-        left = list(self._readers)
-        before = [len(task.before) for task in self._tasks]
-        after: list[list[int]] = [[] for _ in self._tasks]
-        for number, task in enumerate(self._tasks):
-            for other in task.before:
-                after[other].append(number)
+        if section == FORWARD:
+            self._begin()
         started = time.perf_counter()
-        self._times = [[0.0] * 4 for _ in self._tasks]
-        ready = [(-self._priorities[n], n) for n, count in enumerate(before) if count == 0]
+        ready = [
+            (-self._priorities[number], number)
+            for number, task in enumerate(self._tasks)
+            if task.section == section and not self._before[number]
+        ]
         heapq.heapify(ready)
         while ready:
             _, number = heapq.heappop(ready)
             self._times[number][2] = time.perf_counter() - started
             for index in self._tasks[number].instructions:
-                self._call(index, left)
+                self._call(index)
             now = self._times[number][3] = time.perf_counter() - started
-            for other in after[number]:
-                before[other] -= 1
-                if before[other] == 0:
+            for other in self._after[number]:
+                self._before[other] -= 1
+                if not self._before[other] and self._tasks[other].section == section:
                     self._times[other][1] = now
                     heapq.heappush(ready, (-self._priorities[other], other))
 
+    def _begin(self) -> None:
+        self._left = list(self._readers)
+        self._before = [len(task.before) for task in self._tasks]
+        self._times = [[0.0] * 4 for _ in self._tasks]
+
     def costs(self) -> list[float]:
         """Do the step; return the seconds of each instruction."""
-        self.run(1)
+        for section in SECTIONS:
+            self.run(1, section)
         return list(self._costs)
 
     def times(self) -> list[list[float]]:
@@ -88,7 +99,7 @@ class PortableEngine:
         """Return thread, task, start and end of each piece that another thread did: none."""
         return []
 
-    def _call(self, index: int, left: list[int]) -> None:
+    def _call(self, index: int) -> None:
         instruction = self._instructions[index]
         started = time.perf_counter()
         args = [self._filled(item) for item in instruction.args]
@@ -96,8 +107,8 @@ class PortableEngine:
         function = PORTABLE.get(instruction.op._name, instruction.op)
         self._keep(instruction, function(*args, **kwargs))
         for slot in instruction.reads:
-            left[slot] -= 1
-            if left[slot] == 0 and slot not in self._kept:
+            self._left[slot] -= 1
+            if not self._left[slot] and slot not in self._kept:
                 self._values[slot] = None
         self._costs[index] = time.perf_counter() - started
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from convoy.inner.tasks.capture import Operation, Ref, Size
 from convoy.inner.tasks.instructions import Instruction, Program, Sgd, Slot, slots_in
 from convoy.inner.tasks.lowering import All, Counts
 from convoy.inner.tasks.norms import OPS
 from convoy.inner.tasks.plan import Kind, Part, Plan
+from convoy.inner.tasks.recording import Operation, Ref, Size
 
 _aten = torch.ops.aten
 _ADDED = 1 << 17  # numbers of all groups' gradients that one task adds up at most
@@ -85,12 +85,12 @@ class _Writer:
             self._slots[value, -1] = self._input(f"p:{name}")
         for name, value in recording.buffers.items():
             self._slots[value, -1] = self._input(f"b:{name}")
-        self._slots[recording.scale, -1] = self._input("scale")
-        for name, value in (
-            ("images", recording.images),
-            ("labels", recording.labels),
-            ("keys", recording.keys),
-        ):
+        if recording.scale >= 0:
+            self._slots[recording.scale, -1] = self._input("scale")
+        for name in ("images", "labels", "keys", "flow"):
+            value = getattr(recording, name)
+            if value < 0:
+                continue
             whole = Slot(self._input(name))
             start = 0
             for group, size in enumerate(self._sizes):
@@ -132,7 +132,7 @@ class _Writer:
                 raise ValueError("Expected more than 1 value per channel when training")
             return {"each": counts, "all": sum(counts), "own": counts[group]}[item.of]
         if isinstance(item, list) and item and isinstance(item[0], All):
-            return [Slot(self._slots[item[0].value, g]) for g in range(len(self._sizes))]
+            return self._of_groups(item[0].value)
         if isinstance(item, (list, tuple)):
             return type(item)(self._settled(part, group) for part in item)
         if isinstance(item, Ref):
@@ -214,7 +214,7 @@ class _Writer:
     def _whole(self, value: int, part: Part) -> int:
         """Return the place of a value of the whole batch."""
         if value not in self._wholes:
-            parts = [Slot(self._slots[value, g]) for g in range(len(self._sizes))]
+            parts = self._of_groups(value)
             dim = self._plan.recording.batched[value]
             self._wholes[value] = self._wide(_aten.cat.default, (parts, dim), part)
         return self._wholes[value]
@@ -244,15 +244,24 @@ class _Writer:
     # ------------------------------------------------------------ results
 
     def _collect(self) -> None:
-        """Add up the loss, and put the groups' logits behind each other."""
+        """Add up the loss, and put the groups' logits and errors behind each other."""
         recording, program = self._plan.recording, self._program
-        groups = range(len(self._sizes))
-        program.loss = self._input("loss")
-        losses = [Slot(self._slots[recording.loss, g]) for g in groups]
-        self._once(OPS.sum_parts.default, (Slot(program.loss), losses), "loss")
-        program.logits = self._new()
-        logits = [Slot(self._slots[recording.logits, g]) for g in groups]
-        self._once(_aten.cat.default, (logits, 0), "logits", program.logits)
+        program.in_sections = recording.flow >= 0
+        if recording.loss >= 0:
+            program.loss = self._input("loss")
+            args = (Slot(program.loss), self._of_groups(recording.loss))
+            self._once(OPS.sum_parts.default, args, "loss")
+        program.logits = self._together(recording.logits, "logits")
+        if recording.error >= 0:
+            program.error = self._together(recording.error, "error")
+
+    def _of_groups(self, value: int) -> list[Slot]:
+        return [Slot(self._slots[value, group]) for group in range(len(self._sizes))]
+
+    def _together(self, value: int, layer: str) -> int:
+        place = self._new()
+        self._once(_aten.cat.default, (self._of_groups(value), 0), layer, place)
+        return place
 
     def _once(
         self,
@@ -287,7 +296,7 @@ class _Writer:
         value = self._plan.recording.gradients[name]
         if self._plan.kinds[value] == "shared":
             return [Slot(self._slots[value, -1])]
-        return [Slot(self._slots[value, g]) for g in range(len(self._sizes))]
+        return self._of_groups(value)
 
     def _add_up(self, name: str, out: Slot, rows: tuple[int, int] | None) -> None:
         parts = self._parts_of(name)

@@ -1,22 +1,23 @@
 """A training step for one batch size: a program, the engine that runs it, and its tensors."""
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from convoy.data.batches import Batch
 from convoy.inner.tasks.instructions import Instruction, Program, Sgd
 from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.priorities import Kind, order_of, reversed_edges
 from convoy.inner.tasks.program import write_program
-from convoy.inner.tasks.tasks import Task, form_tasks
+from convoy.inner.tasks.tasks import FORWARD, SECTIONS, Task, form_tasks
 from convoy.inner.tasks.timeline import Help, Span, Timeline
 
 SMALLEST_GROUP = 2  # samples; with one, kernels take other, slower ways
+_SAMPLES_PER_GROUP = 8  # where nobody has measured: a group's numbers fit a core's cache
 _GRAIN_S = 1e-4  # a task of less is mostly overhead
 
 
@@ -35,8 +36,8 @@ class Engine(Protocol):
         """Return the tensor in a place."""
         ...
 
-    def run(self, threads: int) -> None:
-        """Do the step."""
+    def run(self, threads: int, section: int = FORWARD) -> None:
+        """Do a section of the step; the first one begins it."""
         ...
 
     def costs(self) -> list[float]:
@@ -70,6 +71,16 @@ class Grain:
     priority: Kind = "rank"
     batch: int = 0
 
+    def fitted(self, samples: int) -> "Grain":
+        """Return the same for so many samples.
+
+        >>> Grain(0, 4).fitted(128).groups, Grain(16, 4, batch=128).fitted(64).groups
+        (16, 8)
+        """
+        if self.groups:
+            return replace(self, groups=self.of_share(samples))
+        return replace(self, groups=max(self.threads, -(-samples // _SAMPLES_PER_GROUP)))
+
     def of_share(self, samples: int) -> int:
         """Return the groups of a share of the batch: of as many samples each.
 
@@ -95,32 +106,51 @@ class Step:
         make_engine: Callable[[Program], Engine],
     ) -> None:
         self._grain = grain
+        self._make_engine = make_engine
         self._program = write_program(plan, group_sizes(samples, grain.groups), sgd)
         self._engine = make_engine(self._program)
         self._tasks: list[Task] = []
+        self._priorities: list[float] = []
         self._form([0.0] * len(self._program.instructions))
 
-    def bind(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put weights, gradients, momentum and buffers into their places."""
-        for name, slot in self._program.inputs.items():
-            if name in tensors:
-                self._engine.set(slot, tensors[name])
+    def twin(self) -> "Step":
+        """Return another step that is cut in the same way, for another batch at the same time."""
+        found = copy.copy(self)
+        found._engine = self._make_engine(self._program)
+        found._engine.form(found._tasks, found._priorities)
+        return found
 
-    def run(self, batch: Batch, keys: Tensor) -> Tensor:
-        """Do the step on a batch; return the logits."""
+    def bind(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a batch, weights, gradients, momentum and buffers into their places."""
         inputs = self._program.inputs
-        self._engine.set(inputs["images"], batch.images_NCHW)
-        self._engine.set(inputs["labels"], batch.labels)
-        self._engine.set(inputs["keys"], keys)
-        self._engine.run(self._grain.threads)
+        for name, tensor in tensors.items():
+            if name in inputs:
+                self._engine.set(inputs[name], tensor)
+
+    def run(self, tensors: Mapping[str, Tensor], section: int = FORWARD) -> None:
+        """Do the step, or a section of it, with these tensors and those bound before."""
+        self.bind(tensors)
+        self._engine.run(self._grain.threads, section)
+
+    @property
+    def logits(self) -> Tensor:
+        """Return what the network said in the last step."""
         return self._engine.get(self._program.logits)
 
-    def measure(self, batch: Batch, keys: Tensor) -> None:
+    @property
+    def error(self) -> Tensor | None:
+        """Return what flows back from a part of a network, if somebody waits for it."""
+        place = self._program.error
+        return self._engine.get(place) if place >= 0 else None
+
+    def measure(self, tensors: Mapping[str, Tensor]) -> None:
         """Do a step and cut it anew by what everything costs: urgent work goes first.
 
         What is alike in all groups counts as equal, so that no group is favoured for a noise.
         """
-        self.run(batch, keys)
+        self.bind(tensors)
+        for section in SECTIONS if self._program.in_sections else (FORWARD,):
+            self._engine.run(self._grain.threads, section)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -151,7 +181,15 @@ class Step:
         self._tasks = form_tasks(self._program, costs, _GRAIN_S)
         after = reversed_edges([sorted(task.before) for task in self._tasks])
         weights = [task.cost or 1.0 for task in self._tasks]
-        self._engine.form(self._tasks, order_of(self._grain.priority, weights, after))
+        self._priorities = order_of(self._grain.priority, weights, after)
+        self._engine.form(self._tasks, self._priorities)
+
+
+def named_tensors(part: nn.Module, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a network, or of a part, by the names of their places in a program."""
+    found = {f"p:{name}": p.detach() for name, p in part.named_parameters()}
+    found |= {f"b:{name}": b for name, b in part.named_buffers()}
+    return found | {f"g:{name}": g for name, g in gradients.items()}
 
 
 def group_sizes(samples: int, groups: int) -> list[int]:

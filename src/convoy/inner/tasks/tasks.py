@@ -10,6 +10,9 @@ import torch
 from convoy.inner.tasks.instructions import Instruction, Program
 from convoy.inner.tasks.plan import Kind
 
+# The sections of a part's two passes: forward, the error that somebody waits for, gradients.
+FORWARD, ERROR, GRADIENTS = SECTIONS = range(3)
+
 
 @dataclass(eq=False, slots=True)
 class Task:
@@ -18,6 +21,7 @@ class Task:
     Attributes:
         instructions: their numbers in the program.
         before: the tasks it waits for.
+        section: of the step: nothing of it begins before it is asked for.
         group: the samples it works on; -1: all, or none.
         cost: the seconds it is expected to take.
         heaviest: the cost of its dearest instruction, which it is named after.
@@ -30,6 +34,7 @@ class Task:
     group: int = -1
     cost: float = 0.0
     heaviest: float = -1.0
+    section: int = 0
 
     @property
     def name(self) -> str:
@@ -47,14 +52,15 @@ def form_tasks(program: Program, costs: Sequence[float], grain_s: float) -> list
         grain_s: a task is cut off as soon as it costs this much.
     """
     before = dependencies(program.instructions)
+    sections = sections_of(program, before)
     keys = _Keys(program.instructions, before, costs, grain_s).assign()
     numbers: dict[Hashable, int] = {}
     tasks: list[Task] = []
     task_of: list[int] = []
-    for index, key in enumerate(keys):
+    for index, key in enumerate(zip(sections, keys, strict=True)):
         if key not in numbers:
             numbers[key] = len(tasks)
-            tasks.append(Task())
+            tasks.append(Task(section=sections[index]))
         number = numbers[key]
         task_of.append(number)
         _join(tasks[number], program.instructions[index], index, costs[index])
@@ -64,6 +70,26 @@ def form_tasks(program: Program, costs: Sequence[float], grain_s: float) -> list
     for number, task in enumerate(tasks):
         task.before.discard(number)
     return tasks
+
+
+def sections_of(program: Program, before: Sequence[set[int]]) -> list[int]:
+    """Return each instruction's section: the first in which somebody asks for what it does.
+
+    What a forward pass changes in buffers belongs to it: the next one reads it.
+    """
+    instructions = program.instructions
+    if not program.in_sections:
+        return [FORWARD] * len(instructions)
+    buffers = {slot for name, slot in program.inputs.items() if name.startswith("b:")}
+    roots: dict[int, set[int]] = {FORWARD: {program.logits, *buffers}, ERROR: {program.error}}
+    found = [GRADIENTS] * len(instructions)
+    for section in (ERROR, FORWARD):
+        asked: set[int] = set()
+        for index in range(len(instructions) - 1, -1, -1):
+            if index in asked or roots[section].intersection(instructions[index].writes):
+                found[index] = section
+                asked |= before[index]
+    return found
 
 
 def _join(task: Task, instruction: Instruction, index: int, cost: float) -> None:
