@@ -122,6 +122,17 @@ def test_stages_that_wait_for_each_other_send_gradients_first_and_nothing_else_c
     assert_equal("real", "virtual")
 
 
+def train_both_as_tasks(**options: Any) -> None:
+    """Train in stages that are computed as tasks, and virtually, and compare."""
+    options |= {"strategy": "pipeline", "precision": "fp64", "epochs": 1, "groups": 4}
+    train("real", **{**options, "executor": "tasks"})
+    train("virtual", virtual=True, **options)
+    ours, theirs = newest("real"), newest("virtual")
+    for found, expected in ((ours.model, theirs.model), (ours.momentum, theirs.momentum)):
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("recipe", "more"),
     [
@@ -134,25 +145,16 @@ def test_stages_that_wait_for_each_other_send_gradients_first_and_nothing_else_c
 def test_stages_as_tasks_train_as_the_virtual_pipeline_does(
     recipe: str, more: dict[str, Any]
 ) -> None:
-    options = {"strategy": "pipeline", "recipe": recipe, "cuts": (1, 2), "precision": "fp64"}
-    options |= {"epochs": 1, "groups": 4, **more}
-    train("real", executor="tasks", **options)
-    train("virtual", virtual=True, **options)
-    ours, theirs = newest("real"), newest("virtual")
-    for found, expected in ((ours.model, theirs.model), (ours.momentum, theirs.momentum)):
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
+    train_both_as_tasks(recipe=recipe, cuts=(1, 2), **more)
     assert events("real", "start")[0]["executor"] == "tasks"
     assert events("real", "warning") == []
 
 
-def test_a_recipe_that_tasks_cannot_follow_is_told_and_followed() -> None:
-    options = {"strategy": "pipeline", "recipe": "published", "cuts": (2,), "epochs": 1}
-    train("real", executor="tasks", groups=4, **options)
-    train("virtual", virtual=True, **options)
-    assert_equal("real", "virtual")
+def test_a_stage_that_cannot_be_tasks_is_told_by_its_node_and_trained() -> None:
+    train_both_as_tasks(cuts=(1,), model=f"{NETS}:deciding")
     reasons = [warning["reason"] for warning in events("real", "warning")]
-    assert any("by this recipe a backward pass reads other weights" in text for text in reasons)
+    told = "node 1: this stage cannot be run as tasks: it decides by the values it computes"
+    assert sum(text.startswith(told) for text in reasons) == 1
 
 
 def test_what_passes_an_emulated_link_takes_its_time() -> None:
@@ -206,6 +208,8 @@ def test_unequal_nodes_get_stages_of_unequal_length() -> None:
         (["--stages", "2", "--recipe", "convoy:forward=guess"], "current, linear, coasting"),
         (["--stages", "2", "--pipelined", "never"], "a part below 1 or a number of steps"),
         (["--stages", "2", "--recipe", "published", "--precision", "bf16"], "backward=stashed"),
+        (["--stages", "2", "--recipe", "published", "--executor", "tasks"], "backward=stashed"),
+        (["--stages", "2", "--executor", "graph"], "allowed: auto, eager, tasks"),
         (["--virtual", "--speeds", "1,1"], "one device"),
         (["--stages", "2", "--model", "tests.inner.branches:build"], "cannot be"),
     ],

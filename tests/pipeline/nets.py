@@ -1,6 +1,6 @@
 """Small networks that a whole run trains in seconds."""
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def dropping(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -24,4 +24,20 @@ def deep(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     equal = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(14)]
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, stride=2), *equal, nn.Flatten(), nn.Linear(8 * 13 * 13, num_classes)
+    )
+
+
+class _Deciding(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+def deciding(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Return one whose first stage decides by what it computes."""
+    assert in_shape == (1, 28, 28)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, stride=3),
+        _Deciding(),
+        nn.Flatten(),
+        nn.Linear(4 * 8 * 8, num_classes),
     )

@@ -39,7 +39,7 @@ def task_stages(
     told: list[str],
 ) -> list[Stage]:
     """Return stages that are computed as tasks; what cannot be is told."""
-    stages = []
+    stages: list[Stage] = []
     for blocks, lead in zip(parts, leads, strict=True):
         part, is_first = nn.Sequential(*blocks), not stages
         eager = EagerPasses(part, arithmetic, is_first=is_first, postpones=False)

@@ -60,12 +60,7 @@ def check_crew(config: Config, *, serving: bool) -> None:
     for name in device_names(config):
         choose_device(name)
     check_service(config, max(1, nodes))
-    if config.precision == "bf16" and not may_round(config):
-        raise ConfigError(
-            "bf16 keeps a rounded copy of the weights that a forward pass read",
-            got=config.recipe,
-            hint="Give a recipe with backward=stashed, or --precision fp32.",
-        )
+    _check_computation(config)
     if config.speeds:
         check_speeds(config.speeds)
     if config.links:
@@ -111,19 +106,45 @@ def config_of_nodes(config: Config) -> Config:
         changes["threads"] = threads_per_node(config, nodes)
     if config.speeds and config.device == "auto" and not config.devices:
         changes["device"] = "cpu"  # emulated speeds are parts of a core
-    if config.precision == "auto" and not may_round(config):
-        changes["precision"] = "fp32"
+    if not _goes_back_by_own_weights(config):
+        if config.precision == "auto":
+            changes["precision"] = "fp32"
+        if config.executor == AUTO and not config.virtual:
+            changes["executor"] = "eager"
     if config.strategy == "hybrid":
         changes["executor"] = "eager"  # others could not follow weights that are cut
     return config.replaced(changes)
 
 
-def may_round(config: Config) -> bool:
-    """Tell whether weights may be rounded for the arithmetic.
+def _check_computation(config: Config) -> None:
+    """Refuse what stages cannot compute."""
+    if config.strategy != "pipeline":
+        return
+    own = _goes_back_by_own_weights(config)
+    if config.precision == "bf16" and not own:
+        raise ConfigError(
+            "bf16 keeps a rounded copy of the weights that a forward pass read",
+            got=config.recipe,
+            hint="Give a recipe with backward=stashed, or --precision fp32.",
+        )
+    if config.virtual:  # which one trains the plain part of a hybrid run
+        return
+    if config.executor not in (AUTO, "eager", "tasks"):
+        raise ConfigError(
+            "this executor cannot compute a stage",
+            got=config.executor,
+            allowed="auto, eager, tasks",
+        )
+    if config.executor == "tasks" and not own:
+        raise ConfigError(
+            "tasks go back by the weights that they went forward with",
+            got=config.recipe,
+            hint="Give a recipe with backward=stashed, or --executor eager.",
+        )
 
-    A backward pass would find the rounded copy of its forward pass: with a recipe by which it is
-    to read other weights, that would be wrong.
-    """
+
+def _goes_back_by_own_weights(config: Config) -> bool:
+    """Tell whether a backward pass reads what its forward pass read, rounded or recorded."""
     return config.strategy != "pipeline" or parse_recipe(config.recipe).needs_own_weights
 
 

@@ -26,7 +26,15 @@ from convoy.launch.node import Order, model_digest
 from convoy.launch.roster import NodeRecord, Roster, summarise_nodes
 from convoy.launch.service import Connection, LeadServer, Said
 from convoy.machine import versions
-from convoy.monitor.events import JoinEvent, LeaveEvent, NoteEvent, PausedEvent, WarningEvent
+from convoy.monitor.events import (
+    Event,
+    JoinEvent,
+    LeaveEvent,
+    NoteEvent,
+    PausedEvent,
+    WarningEvent,
+    from_record,
+)
 from convoy.outer.crew import Crew
 from convoy.outer.job import Job
 from convoy.outer.state import pack
@@ -35,6 +43,7 @@ _TICK_S = 0.05
 _START_GRACE_S = 8.0  # from the first node that is ready, for the others to be ready too
 _STOP_PATIENCE_S = 15.0  # for nodes to finish their step and hand over their state
 _END_GRACE_S = 3.0
+_WRONGS_AT_MOST = 100  # things that are wrong; each once, where it is wrong at many nodes
 _STATE_SLACK = 64 << 20  # a deposit may be so much longer than weights and momentum
 
 
@@ -56,6 +65,7 @@ class Lead:
         self._enough_at = time.monotonic()
         self._first_ready_at: float | None = None
         self._told_paused = False
+        self._wrongs: set[str] = set()  # what nodes have said to be wrong
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._begin(stack)
         self._server = LeadServer(
@@ -97,8 +107,8 @@ class Lead:
         del done
         node.state, node.connection = "gone", None
 
-    def _take_event(self, node: NodeRecord, text: str) -> None:
-        """Take in what a node reports."""
+    def _take_event(self, node: NodeRecord, event: Event) -> None:
+        """Take in what a node tells of the run."""
 
     def _note_aside(self, node: NodeRecord, aside: wire.Aside) -> None:
         """Take in that a node stands aside."""
@@ -209,7 +219,7 @@ class Lead:
             "prepared": self._admit,
             "ready": self._note_ready,
             "alive": self._note_alive,
-            "event": self._take_event,
+            "event": self._take_report,
             "aside": self._note_aside,
             "failure": self._note_failure,
             "leaving": self._see_off,
@@ -217,6 +227,18 @@ class Lead:
         }
         if kind is not None:  # else it says something that we do not know
             handlers[kind](node, getattr(message, kind))
+
+    def _take_report(self, node: NodeRecord, text: str) -> None:
+        try:
+            event = from_record(json.loads(text))
+        except ValueError as error:
+            self._job.events.emit(WarningEvent(reason=f"{node.label} sent nonsense: {error}"))
+            return
+        if not isinstance(event, WarningEvent):
+            self._take_event(node, event)
+        elif event.reason not in self._wrongs and len(self._wrongs) < _WRONGS_AT_MOST:
+            self._wrongs.add(event.reason)
+            self._job.events.emit(WarningEvent(reason=f"{node.label}: {event.reason}"))
 
     # ------------------------------------------------------------ nodes come
 

@@ -17,7 +17,7 @@ from convoy.launch import wire_pb2 as wire
 from convoy.launch.door import TOKEN_KEY, cut, open_channel
 from convoy.launch.handshake import explain
 from convoy.machine import versions
-from convoy.monitor.events import Event, as_record
+from convoy.monitor.events import Event, WarningEvent, as_record
 from convoy.outer.membership import Group
 from convoy.outer.state import pack
 from convoy.storage.checkpoint import Checkpoint
@@ -165,8 +165,8 @@ class Link:
         self._deposits.put(pack(checkpoint), reason)
 
     def receive(self, event: Event, when: float) -> None:
-        """Pass an event on, if this node is the one to tell of the run."""
-        if self._is_scribe:
+        """Pass an event on, if this node is the one to tell of the run; what is wrong, always."""
+        if self._is_scribe or isinstance(event, WarningEvent):
             self._say(event=json.dumps(as_record(event, when)))
 
     # ------------------------------------------------------------ the end

@@ -4,7 +4,6 @@ Training does not ask the lead: nodes agree among themselves. It passes on the e
 group's scribe, and keeps the checkpoints and the ledger that it hands over.
 """
 
-import json
 import socket
 import time
 from contextlib import ExitStack
@@ -27,7 +26,6 @@ from convoy.monitor.events import (
     NodesEvent,
     SharesEvent,
     WarningEvent,
-    from_record,
 )
 from convoy.outer.allocation.plan import worth_calling
 from convoy.outer.crew import Crew
@@ -145,12 +143,7 @@ class LockstepLead(Lead):
 
     # ------------------------------------------------------------ what nodes report
 
-    def _take_event(self, node: NodeRecord, text: str) -> None:
-        try:
-            event = from_record(json.loads(text))
-        except ValueError as error:
-            self._job.events.emit(WarningEvent(reason=f"{node.label} sent nonsense: {error}"))
-            return
+    def _take_event(self, node: NodeRecord, event: Event) -> None:
         if isinstance(event, GroupEvent) and (event.quorum, event.step) >= self._newest:
             self._note_group(node, event)
         if node is not self._scribe:

@@ -47,7 +47,6 @@ _TRIAL_BATCHES = 10
 _WORTH_IT = 0.96  # what a new cut must promise, as a part of what a batch takes now
 _CYCLE_EVERY_S = 30.0
 _POSTPONING = "gradients are sent before those of a stage's own weights are computed"
-_OTHER_WEIGHTS = "by this recipe a backward pass reads other weights, which tasks cannot"
 _REGROUP, _STOP, _BATCHES, _PROGRESS = range(4)  # places in the numbers at a segment's end
 _COUNTERS = ("step", "updates", "samples", "loss", "correct", "count", "train_seconds", "seconds")
 _WHOLE = ("step", "updates", "samples", "correct", "count")
@@ -76,9 +75,7 @@ class Pipeline(GroupWork):
         self._cycle_told_at = 0.0
         # The stage as tasks, where it is computed so: of which blocks, and what was recorded.
         self._recorded: tuple[tuple[int, int], TaskPasses] | None = None
-        self._by_tasks = config.executor == "tasks" and self._recipe.needs_own_weights
-        if config.executor == "tasks" and not self._by_tasks:
-            self._warn(f"{_OTHER_WEIGHTS}; training goes on with the executor 'eager'")
+        self._by_tasks = config.executor == "tasks"
         # As tasks they always are: it costs nothing there.
         self._can_postpone = can_postpone(arithmetic.precision) and not self._by_tasks
         # For which cut, and how far ahead, stages were seen to wait for each other.
