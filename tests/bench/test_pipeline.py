@@ -57,14 +57,15 @@ class _Measured:
     def ours(
         self,
         model: str,
-        stages: int,
-        speeds: tuple[float, ...] | None,
-        seconds: float,
+        held: tuple[float, ...],
+        steps: int,
         recipe: str = "convoy",
+        executor: str = "eager",
     ) -> float:
-        self.calls.append(("ours", TASK, seconds))
+        self.calls.append(("ours", TASK, steps * 128 / (100.0 * sum(held))))
         each = 95.0 if recipe == "convoy" else 98.0
-        return each * (sum(speeds) if speeds else stages)
+        each = 141.0 if executor == "tasks" else each
+        return each * sum(held)
 
 
 def _cut(task: Task, micro: int, speeds: Sequence[float], budget_s: float) -> PipelineTask:
@@ -80,6 +81,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> _Measured:
     measured = _Measured()
     monkeypatch.setattr(pipeline, "measure_crew", measured.crew)
     monkeypatch.setattr(pipeline, "_ours", measured.ours)
+    monkeypatch.setattr(pipeline, "_one_as_tasks", lambda model, steps: 150.0)
+    monkeypatch.setattr(pipeline, "has_own_convolutions", lambda: True)
     monkeypatch.setattr(pipeline, "cut_for", _cut)
     monkeypatch.setattr(pipeline, "Lab", _Lab)
     monkeypatch.setattr(pipeline, "usable_cores", lambda: 4)
@@ -101,6 +104,8 @@ def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> N
         "plain training on one core, contiguous": 100.0,
         "convoy, pipeline": 190.0,
         "one process for each core, summed: the limit": 200.0,
+        "convoy, plain training on one core, tasks": 150.0,
+        "convoy, pipeline, tasks": 282.0,
     }
     unequal = "resnet56, stages of 1 and 0.5"
     assert medians[unequal, "nodes alone, summed"] == 150.0
@@ -112,6 +117,8 @@ def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> N
         "convoy, pipeline": 380.0,
         "convoy, pipeline, convoy:order=stale": 392.0,
         "one process for each core, summed: the limit": 400.0,
+        "convoy, plain training on one core, tasks": 150.0,
+        "convoy, pipeline, tasks": 564.0,
     }
 
 
@@ -130,6 +137,16 @@ def test_the_bars_are_those_of_the_issue(measured: _Measured) -> None:
         **{
             f"{model}, 4 stages, batch 128: convoy / one core": (3.8, 3.4)
             for model in ("resnet56", "resnet110")
+        },
+        **{
+            f"{model}, {stages} stages, batch 128: convoy, tasks / {one}": (value, bound)
+            for model in ("resnet56", "resnet110")
+            for stages, one, value, bound in [
+                (2, "one core, tasks", 1.88, 1.85),
+                (2, "one core", 2.82, 1.85),
+                (4, "one core, tasks", 3.76, 3.4),
+                (4, "one core", 5.64, 3.4),
+            ]
         },
         "resnet56, stages of 1 and 0.5: convoy / the sum of the nodes": (0.95, 0.9),
     }
@@ -194,8 +211,9 @@ def test_ours_is_compared_with_whichever_schedule_is_faster_in_a_round() -> None
 def test_ours_is_counted_while_the_stages_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def record(task: Task, stages: int, speeds: Sequence[float], steps: int) -> str:
+    def record(task: Task, stages: int, speeds: Sequence[float], steps: int, executor: str) -> str:
         asked.update(batch=task.batch, stages=stages, speeds=speeds, steps=steps)
+        asked.update(executor=executor)
         return "what it told"
 
     def between(recording: object, first: int, last: int) -> float:
@@ -204,11 +222,43 @@ def test_ours_is_counted_while_the_stages_are_full(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(pipeline, "record_pipeline", record)
     monkeypatch.setattr(pipeline, "speed_between", between)
-    assert pipeline._ours("resnet110", 2, (1.0, 0.5), 8.0) == 7.0
+    assert pipeline._ours("resnet110", (1.0, 0.5), 6) == 7.0
     assert (asked["batch"], asked["stages"], asked["speeds"]) == (128, 2, (1.0, 0.5))
-    assert asked["recording"] == "what it told"
+    assert (asked["recording"], asked["executor"]) == ("what it told", "eager")
     assert 0 < asked["first"] < asked["last"] < asked["steps"]
-    assert asked["last"] - asked["first"] == 6  # at 60 samples/s for each core, 8 s on 1.5
+    assert asked["last"] - asked["first"] == 6
+
+
+def test_where_tasks_have_no_convolutions_of_their_own_they_are_not_measured(
+    measured: _Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "has_own_convolutions", lambda: False)
+    report = bench_pipeline(quick=False, tell=lambda _: None)
+    assert not any("tasks" in row.system for row in report.rows)
+
+
+def test_one_core_computes_tasks_as_a_run_on_one_node_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def record(task: Task, steps: int, **options: object) -> str:
+        asked.update(options, model=task.model, steps=steps)
+        return "what it told"
+
+    def between(recording: object, first: int, last: int) -> float:
+        asked.update(recording=recording, first=first, last=last)
+        return 7.0
+
+    monkeypatch.setattr(pipeline, "record_run", record)
+    monkeypatch.setattr(pipeline, "speed_between", between)
+    assert pipeline._one_as_tasks("resnet110", 6) == 7.0
+    assert (asked["model"], asked["strategy"], asked["executor"]) == (
+        "resnet110",
+        "single",
+        "tasks",
+    )
+    assert asked["recording"] == "what it told"
+    assert 0 < asked["first"] < asked["last"] == asked["steps"]
+    assert asked["last"] - asked["first"] == 6
 
 
 @pytest.mark.parametrize("speeds", [(), (1.0, 0.5)])

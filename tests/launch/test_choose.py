@@ -1,6 +1,7 @@
 """How many nodes a machine gets: as asked, or as many as are done first."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoy.config import Config
-from convoy.launch.choose import Layout, choose_layout, planned_nodes, threads_per_node
+from convoy.launch.choose import (
+    Layout,
+    choose_layout,
+    config_of_nodes,
+    config_of_others,
+    planned_nodes,
+    threads_per_node,
+)
 
 ONE = Layout(1, 4, 100.0)
 
@@ -47,6 +55,23 @@ def test_cores_are_divided_among_nodes_and_each_has_one(
 @pytest.mark.parametrize("nodes", [0, 1, 4])
 def test_threads_that_were_asked_for_are_given_to_each_node(nodes: int) -> None:
     assert threads_per_node(Config(threads=3), nodes) == 3
+
+
+def test_nodes_that_are_not_like_the_lead_choose_their_arithmetic() -> None:
+    lead = Config(precision="bf16", memory_format="channels_last", executor="tasks")
+    found = config_of_others(lead, Config())
+    assert (found.precision, found.memory_format, found.executor) == ("auto", "auto", "tasks")
+
+
+@pytest.mark.parametrize(
+    "config_of", [config_of_nodes, lambda asked: config_of_others(asked, asked)]
+)
+def test_nobody_rounds_weights_that_a_backward_pass_does_not_read(
+    config_of: Callable[[Config], Config],
+) -> None:
+    stages: dict[str, Any] = {"strategy": "pipeline", "stages": 2}
+    assert config_of(Config(**stages, recipe="published")).precision == "fp32"
+    assert config_of(Config(**stages, recipe="convoy")).precision == "auto"
 
 
 def test_several_nodes_are_chosen_for_a_long_run_they_clearly_shorten() -> None:

@@ -7,7 +7,9 @@ micro-batches, found by short trials. Ours is a whole run through `convoy train`
 finds its cut by itself. In each round everybody gets the same cores; where there are more than are
 needed, those that are fastest just then. The limit is a process for each core, all independent. In
 four stages, where nothing is asked for beside PyTorch, a recipe of ours that holds more batches
-takes its place.
+takes its place. All these compute by PyTorch's kernels. Where the executor `tasks` has convolutions
+of its own, ours is measured once more with it, and so is one core: what stages gain is one thing,
+what faster kernels gain another.
 
 Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
 speeds, and ours is not.
@@ -22,22 +24,23 @@ import torch
 
 from convoy.bench.cores import Pins, choose_cores, held_to
 from convoy.bench.only import pick
-from convoy.bench.ours import record_pipeline, speed_between
+from convoy.bench.ours import record_pipeline, record_run, speed_between
 from convoy.bench.peers import Task, measure_crew
 from convoy.bench.peers.pipelining import PipelineTask, cut_for
 from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
 from convoy.errors import EnvironmentProblem
 from convoy.inner.arithmetic import prepare_device
+from convoy.inner.way import has_own_convolutions
 from convoy.launch.lab import Lab
 from convoy.machine import usable_cores
 from convoy.pipeline.runner import settling_batches
 
 ONE, OURS, LIMIT = "one core", "convoy", "limit"
+ONE_TASKS, OURS_TASKS = f"{ONE}, tasks", f"{OURS}, tasks"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 SPEEDS = (1.0, 0.5)
 _SHAPE, _CLASSES, _BATCH = (3, 32, 32), 10, 128
 _FILLED = 3  # steps of ours after its trials: the stages are full again
-_PER_CORE = {"resnet20": 350.0, "resnet56": 120.0, "resnet110": 60.0}  # samples/s, to count steps
 
 _ROOMY = "convoy:order=stale"  # holds twice as many batches: stages wait less for each other
 
@@ -79,6 +82,7 @@ class Plan:
         micros: the numbers of micro-batches that are tried.
         tries: how often each is tried; the best counts, for others use the machine too.
         trial_s: of a trial.
+        tasks: measure ours with the executor `tasks`, too.
     """
 
     setups: tuple[Setup, ...]
@@ -87,6 +91,7 @@ class Plan:
     micros: tuple[int, ...]
     tries: int
     trial_s: float
+    tasks: bool
 
 
 FULL = Plan(
@@ -101,6 +106,7 @@ FULL = Plan(
     micros=(2, 4, 8, 16),
     tries=2,
     trial_s=2.0,
+    tasks=True,
 )
 QUICK = Plan(
     setups=(Setup("resnet20", 2, over_one=1.85, over_torch=1.15),),
@@ -109,6 +115,7 @@ QUICK = Plan(
     micros=(4, 8),
     tries=1,
     trial_s=0.5,
+    tasks=False,  # compiling them may take longer than a quick answer
 )
 
 
@@ -143,16 +150,16 @@ class _Bench:
         cores = choose_cores(setup.stages)
         self._pins = Pins(cores)
         with held_to(cores):
-            self._one = self._best_layout()
+            self._one, self._one_per_s = self._best_layout()
             self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
 
     def equal(self) -> tuple[list[Row], list[Bar]]:
         """Measure stages that have a whole core each."""
-        setup, seconds = self._setup, self._plan.seconds
+        setup = self._setup
         contenders: Contenders = {
             **{name: self._contender(name, task) for name, task in self._pipelines.items()},
             ONE: self._contender("alone", self._one),
-            OURS: lambda: _ours(setup.model, setup.stages, None, seconds),
+            OURS: lambda: self._ours(),
             LIMIT: self._contender("alone", _in_parts(self._one, setup.stages)),
         }
         names = {
@@ -162,21 +169,26 @@ class _Bench:
             LIMIT: "one process for each core, summed: the limit",
         }
         if setup.also is not None:
-            also = {"recipe": setup.also}
-            contenders[setup.also] = lambda: _ours(setup.model, setup.stages, None, seconds, **also)
-            names[setup.also] = f"convoy, pipeline, {setup.also}"
+            recipe = setup.also
+            contenders[recipe] = lambda: self._ours(recipe=recipe)
+            names[recipe] = f"convoy, pipeline, {recipe}"
+        if self._plan.tasks and has_own_convolutions():
+            contenders[ONE_TASKS] = lambda: _one_as_tasks(setup.model, self._steps(1.0))
+            names[ONE_TASKS] = "convoy, plain training on one core, tasks"
+            contenders[OURS_TASKS] = lambda: self._ours(executor="tasks")
+            names[OURS_TASKS] = "convoy, pipeline, tasks"
         values = self._interleave(contenders)
         return _rows(setup.label, names, values), equal_bars(setup, values)
 
     def unequal(self) -> tuple[list[Row], list[Bar]]:
         """Measure stages that are held to parts of a core."""
-        setup, seconds = self._setup, self._plan.seconds
+        setup = self._setup
         best = next(iter(self._pipelines))
         alone = _in_parts(self._one, len(SPEEDS))
         told = cut_for(alone, self._pipelines[best].micro, SPEEDS, budget_s=1.0)
         contenders: Contenders = {
             best: self._contender(best, told, SPEEDS),
-            OURS: lambda: _ours(setup.model, len(SPEEDS), SPEEDS, seconds),
+            OURS: lambda: self._ours(SPEEDS),
             LIMIT: self._contender("alone", alone, SPEEDS),
         }
         names = {
@@ -215,14 +227,22 @@ class _Bench:
 
         return measure
 
+    def _ours(self, speeds: tuple[float, ...] = (), **options: object) -> float:
+        held = speeds or (1.0,) * self._setup.stages  # the lab pins each to a core of its own
+        return _ours(self._setup.model, held, self._steps(sum(held)), **options)
+
+    def _steps(self, cores: float) -> int:
+        """Return about how many steps some cores do in the time of a measurement."""
+        return math.ceil(self._plan.seconds * cores * self._one_per_s / _BATCH)
+
     # ---------------------------------------------------------------- the peers' best settings
 
-    def _best_layout(self) -> Task:
-        """Return plain training on one core in the memory layout that is faster."""
+    def _best_layout(self) -> tuple[Task, float]:
+        """Return plain training on one core in the faster memory layout, and samples/s."""
         task = Task(self._setup.model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
         layouts = [replace(task, memory_format=name) for name in ("channels_last", "contiguous")]
         tried = self._try({f"one core, {task.memory_format}": ("alone", task) for task in layouts})
-        return max(zip(tried.values(), layouts, strict=True), key=lambda pair: pair[0])[1]
+        return max(zip(layouts, tried.values(), strict=True), key=lambda pair: pair[1])
 
     def _best_pipelines(self) -> dict[str, PipelineTask]:
         """Return PyTorch's schedules, the faster first, each with its best micro-batches."""
@@ -278,6 +298,11 @@ def equal_bars(setup: Setup, values: Values) -> list[Bar]:
         over_torch = median_ratio(ours, [max(speeds) for speeds in theirs])
         name = f"{setup.label}: convoy / torch's better schedule"
         bars.append(Bar(name, over_torch, at_least=setup.over_torch))
+    if OURS_TASKS in values:
+        for one in (ONE_TASKS, ONE):
+            ratio = median_ratio(values[OURS_TASKS], values[one])
+            name = f"{setup.label}: {OURS_TASKS} / {one}"
+            bars.append(Bar(name, ratio, at_least=setup.over_one))
     return bars
 
 
@@ -290,25 +315,30 @@ def unequal_bar(label: str, values: Values) -> Bar:
 # ---------------------------------------------------------------- ours
 
 
-def _ours(
-    model: str, stages: int, speeds: tuple[float, ...] | None, seconds: float, **options: object
-) -> float:
-    """Return the samples per second of a run of ours, once the stages are full."""
+def _ours(model: str, held: tuple[float, ...], steps: int, **options: object) -> float:
+    """Return the samples per second of a run of ours, once the stages are full.
+
+    Args:
+        model: a network by name.
+        held: the cores of each stage.
+        steps: that are counted.
+        options: of the run.
+    """
     task = Task(model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
-    held = speeds or (1.0,) * stages  # the lab pins each to a core of its own
+    stages = len(held)
     first = settling_batches(stages) + _FILLED
-    last = first + steps_for(model, sum(held), seconds)
-    recording = record_pipeline(task, stages, held, last + _drain(stages), **options)
+    last = first + steps
+    asked = {"executor": "eager", **options}
+    recording = record_pipeline(task, stages, held, last + _drain(stages), **asked)
     return speed_between(recording, first, last)
 
 
-def steps_for(model: str, speed: float, seconds: float) -> int:
-    """Return about how many steps cores of this speed together do in some time.
-
-    >>> steps_for("resnet56", 2.0, 8.0)
-    15
-    """
-    return math.ceil(seconds * speed * _PER_CORE[model] / _BATCH)
+def _one_as_tasks(model: str, steps: int) -> float:
+    """Return the samples per second of plain training of ours, one thread that computes tasks."""
+    task = Task(model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
+    more = {"strategy": "single", "executor": "tasks", "log_interval_s": 0.1}
+    recording = record_run(task, _FILLED + steps, **more)
+    return speed_between(recording, _FILLED, _FILLED + steps)
 
 
 def _drain(stages: int) -> int:

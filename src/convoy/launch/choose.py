@@ -116,6 +116,17 @@ def config_of_nodes(config: Config) -> Config:
     return config.replaced(changes)
 
 
+def config_of_others(config: Config, requested: Config) -> Config:
+    """Return a run's config as nodes see it that are not like the lead: they choose for themselves.
+
+    Args:
+        config: of the run, with what the lead has chosen.
+        requested: what was asked for.
+    """
+    asked = config_of_nodes(requested)  # which closes what would compute wrongly
+    return config.replaced({"precision": asked.precision, "memory_format": asked.memory_format})
+
+
 def _check_computation(config: Config) -> None:
     """Refuse what stages cannot compute."""
     if config.strategy != "pipeline":

@@ -19,6 +19,7 @@ import grpc
 from convoy.config import Config
 from convoy.errors import ConvoyError, Interrupted, NotEnoughNodes
 from convoy.launch import wire_pb2 as wire
+from convoy.launch.choose import config_of_others
 from convoy.launch.lab import Lab, parse_speed_changes
 from convoy.launch.links import Links
 from convoy.launch.local import LocalNodes
@@ -270,13 +271,11 @@ class Lead:
 
     def _config_for(self, node: NodeRecord) -> Config:
         """Return a node's config: like nodes compute alike, others choose their arithmetic."""
-        config, requested = self._job.config, self._crew.requested
+        config = self._job.config
         alike = len({device.split(":")[0] for device in self._crew.devices}) == 1
         if node.slot >= 0 and alike:
             return config
-        return config.replaced(
-            {"precision": requested.precision, "memory_format": requested.memory_format}
-        )
+        return config_of_others(config, self._crew.requested)
 
     def _refuse(self, connection: Connection, name: str, reason: str) -> None:
         self._job.events.emit(WarningEvent(reason=f"refused {name}: {reason}"))
