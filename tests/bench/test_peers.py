@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 @pytest.mark.parametrize(
     ("system", "ratio"),
-    [("alone", None), ("ddp", 1), ("ddp-oracle", 10 / 6), ("torchft", 1)],
+    [("alone", None), ("compiled", None), ("ddp", 1), ("ddp-oracle", 10 / 6), ("torchft", 1)],
 )
 def test_a_crew_has_a_speed(system: str, ratio: float | None) -> None:
     assert available(system) is None

@@ -1,15 +1,15 @@
 """What does a pipeline of single-core stages give? Ours beside one core, PyTorch's and the limit.
 
 A whole training step at batch 128 in fp32, each process with one thread on a core of its own, and
-with the same malloc setting. One core trains plainly, in the better memory layout. PyTorch's GPipe
-and 1F1B get that layout, the cut that balances measured times, and the best of 2, 4, 8 and 16
-micro-batches, found by short trials. Ours is a whole run through `convoy train`'s door, which
-finds its cut by itself. In each round everybody gets the same cores; where there are more than are
-needed, those that are fastest just then. The limit is a process for each core, all independent. In
-four stages, where nothing is asked for beside PyTorch, a recipe of ours that holds more batches
-takes its place. All these compute by PyTorch's kernels. Where the executor `tasks` has convolutions
-of its own, ours is measured once more with it, and so is one core: what stages gain is one thing,
-what faster kernels gain another.
+with the same malloc setting. One core trains plainly, in the better memory layout, and by
+torch.compile where that is faster. PyTorch's GPipe and 1F1B get the better layout, the cut that
+balances measured times, and the best of 2, 4, 8 and 16 micro-batches, found by short trials. Ours
+is a whole run through `convoy train`'s door, which finds its cut by itself. In each round everybody
+gets the same cores; where there are more than are needed, those that are fastest just then. The
+limit is a process for each core, all independent. In four stages, where nothing is asked for beside
+PyTorch, a recipe of ours that holds more batches takes its place. All these compute by PyTorch's
+kernels. Where the executor `tasks` has convolutions of its own, ours is measured once more with it,
+and so is one core: what stages gain is one thing, what faster kernels gain another.
 
 Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
 speeds, and ours is not.
@@ -39,6 +39,8 @@ ONE, OURS, LIMIT = "one core", "convoy", "limit"
 ONE_TASKS, OURS_TASKS = f"{ONE}, tasks", f"{OURS}, tasks"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 SPEEDS = (1.0, 0.5)
+_LAYOUTS = ("channels_last", "contiguous")
+_ALONE = {"alone": "eager", "compiled": "torch.compile"}  # one core's systems, for people
 _SHAPE, _CLASSES, _BATCH = (3, 32, 32), 10, 128
 _FILLED = 3  # steps of ours after its trials: the stages are full again
 
@@ -82,7 +84,7 @@ class Plan:
         micros: the numbers of micro-batches that are tried.
         tries: how often each is tried; the best counts, for others use the machine too.
         trial_s: of a trial.
-        tasks: measure ours with the executor `tasks`, too.
+        compiled: let one core try torch.compile, and ours the executor `tasks`: both take long.
     """
 
     setups: tuple[Setup, ...]
@@ -91,7 +93,7 @@ class Plan:
     micros: tuple[int, ...]
     tries: int
     trial_s: float
-    tasks: bool
+    compiled: bool
 
 
 FULL = Plan(
@@ -106,7 +108,7 @@ FULL = Plan(
     micros=(2, 4, 8, 16),
     tries=2,
     trial_s=2.0,
-    tasks=True,
+    compiled=True,
 )
 QUICK = Plan(
     setups=(Setup("resnet20", 2, over_one=1.85, over_torch=1.15),),
@@ -115,7 +117,7 @@ QUICK = Plan(
     micros=(4, 8),
     tries=1,
     trial_s=0.5,
-    tasks=False,  # compiling them may take longer than a quick answer
+    compiled=False,
 )
 
 
@@ -150,7 +152,7 @@ class _Bench:
         cores = choose_cores(setup.stages)
         self._pins = Pins(cores)
         with held_to(cores):
-            self._one, self._one_per_s = self._best_layout()
+            self._system, self._one, self._one_per_s = self._best_alone()
             self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
 
     def equal(self) -> tuple[list[Row], list[Bar]]:
@@ -158,13 +160,13 @@ class _Bench:
         setup = self._setup
         contenders: Contenders = {
             **{name: self._contender(name, task) for name, task in self._pipelines.items()},
-            ONE: self._contender("alone", self._one),
+            ONE: self._contender(self._system, self._one),
             OURS: lambda: self._ours(),
-            LIMIT: self._contender("alone", _in_parts(self._one, setup.stages)),
+            LIMIT: self._contender(self._system, _in_parts(self._one, setup.stages)),
         }
         names = {
             **{name: _describe(name, task) for name, task in self._pipelines.items()},
-            ONE: f"plain training on one core, {self._one.memory_format}",
+            ONE: f"plain training on one core, {_describe_alone(self._system, self._one)}",
             OURS: "convoy, pipeline",
             LIMIT: "one process for each core, summed: the limit",
         }
@@ -172,7 +174,7 @@ class _Bench:
             recipe = setup.also
             contenders[recipe] = lambda: self._ours(recipe=recipe)
             names[recipe] = f"convoy, pipeline, {recipe}"
-        if self._plan.tasks and has_own_convolutions():
+        if self._plan.compiled and has_own_convolutions():
             contenders[ONE_TASKS] = lambda: _one_as_tasks(setup.model, self._steps(1.0))
             names[ONE_TASKS] = "convoy, plain training on one core, tasks"
             contenders[OURS_TASKS] = lambda: self._ours(executor="tasks")
@@ -189,7 +191,7 @@ class _Bench:
         contenders: Contenders = {
             best: self._contender(best, told, SPEEDS),
             OURS: lambda: self._ours(SPEEDS),
-            LIMIT: self._contender("alone", alone, SPEEDS),
+            LIMIT: self._contender(self._system, alone, SPEEDS),
         }
         names = {
             best: f"{_describe(best, told)}, told the speeds",
@@ -237,12 +239,15 @@ class _Bench:
 
     # ---------------------------------------------------------------- the peers' best settings
 
-    def _best_layout(self) -> tuple[Task, float]:
-        """Return plain training on one core in the faster memory layout, and samples/s."""
+    def _best_alone(self) -> tuple[str, Task, float]:
+        """Return what plain training on one core is fastest with, and its samples/s."""
         task = Task(self._setup.model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
-        layouts = [replace(task, memory_format=name) for name in ("channels_last", "contiguous")]
-        tried = self._try({f"one core, {task.memory_format}": ("alone", task) for task in layouts})
-        return max(zip(layouts, tried.values(), strict=True), key=lambda pair: pair[1])
+        systems = list(_ALONE) if self._plan.compiled else ["alone"]
+        ways = [(name, replace(task, memory_format=it)) for name in systems for it in _LAYOUTS]
+        pairs = {f"one core, {_describe_alone(*way)}": way for way in ways}
+        tried = self._try(pairs)
+        best = max(tried, key=lambda words: tried[words])
+        return *pairs[best], tried[best]
 
     def _best_pipelines(self) -> dict[str, PipelineTask]:
         """Return PyTorch's schedules, the faster first, each with its best micro-batches."""
@@ -282,6 +287,10 @@ def _in_parts(task: Task, count: int) -> Task:
 
 def _describe(name: str, task: PipelineTask) -> str:
     return f"torch {SCHEDULES[name]}, {task.micro} micro-batches"
+
+
+def _describe_alone(system: str, task: Task) -> str:
+    return f"{task.memory_format}, {_ALONE[system]}"
 
 
 def _rows(label: str, names: Mapping[str, str], values: Values) -> list[Row]:

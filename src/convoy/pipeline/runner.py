@@ -44,7 +44,8 @@ from convoy.pipeline.stage import Stage
 _PROBE_S = 1.5
 _TRIALS = 3  # short segments at the start of a group: the cut is judged by what they took
 _TRIAL_BATCHES = 10
-_WORTH_IT = 0.96  # what a new cut must promise, as a part of what a batch takes now
+# What a new cut must promise, as a part of what a batch takes now: little, while cuts are tried.
+_WORTH_TRYING, _WORTH_IT = 0.98, 0.96
 _CYCLE_EVERY_S = 30.0
 _POSTPONING = "gradients are sent before those of a stage's own weights are computed"
 _REGROUP, _STOP, _BATCHES, _PROGRESS = range(4)  # places in the numbers at a segment's end
@@ -318,15 +319,17 @@ class Pipeline(GroupWork):
         """Cut the network anew where a segment has shown that this would be faster."""
         head = _PROGRESS + len(_COUNTERS)
         busy = totals[head : head + self.formation.size]
+        worth = _WORTH_IT
         if self._trials:
             self._trials -= 1
+            worth = _WORTH_TRYING
         if self._job.config.cuts or self.formation.size == 1 or batches < _TRIAL_BATCHES:
             return
         blocks, bounds = self._costs.blocks, self._layout.bounds
         self._workers = rescaled(self._workers, bounds, busy)
         better = choose_bounds(self._job.config, self._costs, self._workers)
         now = slowest_stage(blocks, self._workers, bounds)
-        if better == bounds or slowest_stage(blocks, self._workers, better) > _WORTH_IT * now:
+        if better == bounds or slowest_stage(blocks, self._workers, better) > worth * now:
             self._trials = 0
             return
         self._cut(better)

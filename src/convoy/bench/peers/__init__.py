@@ -1,6 +1,7 @@
 """Other systems that train one network on several nodes, each with its best settings.
 
 alone        every node trains by itself, nothing is exchanged: the limit
+compiled     the same, by torch.compile
 ddp          torch's DistributedDataParallel, equal shares: what everybody uses
 ddp-oracle   the same with shares in proportion to the speeds, told by hand
 torchft      fault-tolerant DDP of torchft, equal shares
@@ -105,6 +106,7 @@ PEERS: Registry[Peer] = Registry(
     "peer",
     {
         "alone": Entry("convoy.bench.peers.alone:ALONE", "no exchange at all: the limit"),
+        "compiled": Entry("convoy.bench.peers.alone:COMPILED", "the same, by torch.compile"),
         "ddp": Entry("convoy.bench.peers.ddp:DDP", "torch's DDP, equal shares"),
         "ddp-oracle": Entry("convoy.bench.peers.ddp:ORACLE", "torch's DDP, shares by hand"),
         "torchft": Entry("convoy.bench.peers.torchft:TORCHFT", "torchft's DDP, equal shares"),

@@ -5,6 +5,7 @@ Its loop, the plainest there is, is also the one that the other systems are put 
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn, optim
@@ -91,10 +92,21 @@ class Loop:
 @contextmanager
 def _join(task: Task, node: int, address: str) -> Iterator[Step]:
     del address
+    yield _loop(task, node, make_model(task)).step
+
+
+@contextmanager
+def _join_compiled(task: Task, node: int, address: str) -> Iterator[Step]:
+    del address
     model = make_model(task)
+    model.compile(dynamic=False)
+    yield _loop(task, node, model).step
+
+
+def _loop(task: Task, node: int, model: nn.Module) -> Loop:
     samples = Samples(task, node, task.batch)
-    loop = Loop(task, model, make_optimizer(model, task.config), samples, task.batch)
-    yield loop.step
+    return Loop(task, model, make_optimizer(model, task.config), samples, task.batch)
 
 
 ALONE = Peer(lockstep=False, meet=lambda num_nodes: nullcontext(""), join=_join)
+COMPILED = replace(ALONE, join=_join_compiled)
