@@ -36,7 +36,7 @@ _FLAGS = (
     # Not among the linker's flags: there must be no second OpenMP beside the one torch brings.
     "-fopenmp",
 )
-# Python's own objects by the letters that engine.cpp reads.
+# Python's own objects by the letters that calls.h reads.
 _LETTERS = {bool: "b", int: "i", str: "t"}
 
 
@@ -158,7 +158,7 @@ class NativeEngine:
 
 
 def encode(instruction: Instruction) -> str:
-    """Write an instruction's arguments down as engine.cpp reads them, in the schema's order."""
+    """Write an instruction's arguments down as calls.h reads them, in the schema's order."""
     words = []
     for place, argument in enumerate(instruction.op._schema.arguments):
         if place < len(instruction.args):
