@@ -1,5 +1,5 @@
 // Does the loops over tiles (products.h) with a matrix unit that is acted out here, so that they can
-// be tested on any machine; test_tiles.py compiles and runs it.
+// be tested on any machine, and with a real one where there is one. test_tiles.py compiles and runs it.
 
 #include <cmath>
 #include <cstdio>
@@ -117,6 +117,7 @@ void compare(const char* what, const std::vector<float>& found, const std::vecto
   }
 }
 
+template <typename Unit>
 void try_multiply(int64_t channels, int64_t stride, int64_t across, int64_t outputs, int64_t count) {
   Walk walk{channels, channels * stride, across * channels, outputs};
   int64_t steps = walk.steps(), block = kFilterRows * steps * kTile;
@@ -135,15 +136,17 @@ void try_multiply(int64_t channels, int64_t stride, int64_t across, int64_t outp
   VectorProducts::multiply(walk, in.data(), filters.data(), count, vectors.data());
   compare("a product in vectors", vectors, truth);
   long before = Acted::products;
-  TileProducts<Acted>::Turn turn;
-  TileProducts<Acted>::multiply(walk, in.data(), filters.data(), count, tiles.data());
+  typename TileProducts<Unit>::Turn turn;
+  TileProducts<Unit>::multiply(walk, in.data(), filters.data(), count, tiles.data());
   compare("a product in tiles", tiles, truth);
-  if (Acted::products - before != count / kLane * outputs / kLane * kFilterRows * steps) {
+  long expected = std::is_same_v<Unit, Acted> ? count / kLane * outputs / kLane * kFilterRows * steps : 0;
+  if (Acted::products - before != expected) {
     ++failures;
     std::printf("%ld products of tiles\n", Acted::products - before);
   }
 }
 
+template <typename Unit>
 void try_correlate(int64_t count, int64_t outputs_apart, int64_t taps_apart) {
   auto errors = random_halves(kLane * count, 3), image = random_halves((count + 4) * kLane, 4);
   std::vector<Half> pairs[2];
@@ -163,21 +166,32 @@ void try_correlate(int64_t count, int64_t outputs_apart, int64_t taps_apart) {
   VectorProducts::correlate(
       errors.data(), count, pairs[0].data(), pairs[1].data(), count, vectors.data(), outputs_apart, taps_apart);
   compare("a correlation in vectors", vectors, truth);
-  TileProducts<Acted>::Turn turn;
-  TileProducts<Acted>::correlate(
+  typename TileProducts<Unit>::Turn turn;
+  TileProducts<Unit>::correlate(
       errors.data(), count, pairs[0].data(), pairs[1].data(), count, tiles.data(), outputs_apart, taps_apart);
   compare("a correlation in tiles", tiles, truth);
 }
 
-int main() {
+template <typename Unit>
+void try_unit() {
   for (int64_t channels : {16, 32, 48})
     for (int64_t outputs : {16, 32, 48, 80})
       for (int64_t tiles = 1; tiles < 10; ++tiles)
-        try_multiply(channels, 1 + tiles % 2, 10, outputs, tiles * kLane);
+        try_multiply<Unit>(channels, 1 + tiles % 2, 10, outputs, tiles * kLane);
   for (int64_t count : {32, 96, 288}) {
-    try_correlate(count, 9 * 16, 16);
-    try_correlate(count, 9 * 48, 48);
+    try_correlate<Unit>(count, 9 * 16, 16);
+    try_correlate<Unit>(count, 9 * 48, 48);
   }
+}
+
+int main() {
+  try_unit<Acted>();
+#ifdef CONVOY_AMX
+  if (Amx::ask()) {
+    try_unit<Amx>();
+    std::printf("with a real matrix unit, too\n");
+  }
+#endif
   std::printf("%ld products of tiles, %d failures\n", Acted::products, failures);
   return failures > 0;
 }

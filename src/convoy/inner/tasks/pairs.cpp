@@ -13,11 +13,6 @@
 
 #include <torch/library.h>
 
-#if defined(__linux__) && defined(__AMX_TILE__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include <cstring>
 
 #include "passing.h"
@@ -53,13 +48,7 @@ Words paired(const Half* first, const Half* second) {
 
 // ---------------------------------------------------------------- matrix units
 
-#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
-
-// The kernel must be asked once for each process: tiles make its switches of threads dearer.
-bool ask_for_tiles() {
-  constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
-}
+#ifdef CONVOY_AMX
 
 // Both kinds of products of some numbers, for as many tiles as there are ways to work on them.
 template <typename P>
@@ -89,7 +78,7 @@ bool tiles_are_right() {
 }
 
 bool has_tiles() {
-  static const bool has = ask_for_tiles() && tiles_are_right();
+  static const bool has = Amx::ask() && tiles_are_right();
   return has;
 }
 

@@ -13,6 +13,12 @@
 
 #include <type_traits>
 
+#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#define CONVOY_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "vectors.h"
 
 namespace convoy {
@@ -190,10 +196,17 @@ struct TileProducts {
   }
 };
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#ifdef CONVOY_AMX
 
-// The matrix unit that Intel calls AMX; the kernel must have been asked for it (see pairs.cpp).
+// The matrix unit that Intel calls AMX.
 struct Amx {
+  // Says whether the kernel lets this process use it; it must be asked once, before anything else:
+  // tiles make its switches of threads dearer.
+  static bool ask() {
+    constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+  }
+
   // While it lives, this thread's tiles have 16 rows of 64 bytes.
   struct Turn {
     Turn() {
