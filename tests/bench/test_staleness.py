@@ -26,7 +26,7 @@ from convoy.errors import ConfigError, ConvoyError
 from convoy.models.zoo import build_model, check_model_name
 from convoy.pipeline.layout import weight_layers
 from convoy.pipeline.partition import cut_by_hand
-from convoy.pipeline.recipe import RECIPES, parse_recipe
+from convoy.pipeline.recipe import DEFAULT, RECIPES, parse_recipe
 
 
 def test_every_depth_is_run_in_every_way_and_three_times_where_a_bar_compares() -> None:
@@ -141,6 +141,17 @@ def test_a_run_of_another_length_or_rate_is_another_run() -> None:
     assert results.find(cell.key) == 90.0
     assert results.find(replace(cell, epochs=30).key) is None
     assert results.find(replace(cell, lr=0.1).key) is None
+
+
+def test_a_recipe_that_has_changed_its_meaning_is_another_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = Results(None)
+    cell = Cell("lenet5", "fashion", 0.05, OURS, cuts=(1,))
+    results.add(cell.key, 90.0)
+    assert results.find(cell.key) == 90.0
+    monkeypatch.setitem(RECIPES, DEFAULT, replace(RECIPES[DEFAULT], damped=0.5))
+    assert results.find(cell.key) is None
 
 
 def test_the_study_in_the_docs_can_be_read() -> None:

@@ -17,6 +17,7 @@ from convoy.pipeline.recipe import (
     parse_recipe,
     rate_factor,
     reach,
+    spelled,
     weights_of_update,
 )
 
@@ -136,7 +137,9 @@ def test_whatever_is_allowed_is_read_as_it_was_written(
 ) -> None:
     text = ",".join(f"{key}={str(value).lower()}" for key, value in changes.items())
     expected = dataclasses.asdict(RECIPES[name]) | changes
-    assert dataclasses.asdict(parse_recipe(f"{name}:{text}")) == expected
+    recipe = parse_recipe(f"{name}:{text}")
+    assert dataclasses.asdict(recipe) == expected
+    assert parse_recipe(spelled(recipe)) == recipe
 
 
 # ---------------------------------------------------------------- what they come to

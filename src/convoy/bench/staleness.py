@@ -23,7 +23,7 @@ from convoy.bench.only import pick
 from convoy.bench.report import Bar, Report, Row
 from convoy.bench.results import Key, Results
 from convoy.errors import ConfigError, ConvoyError, Diverged
-from convoy.pipeline.recipe import DEFAULT
+from convoy.pipeline.recipe import DEFAULT, parse_recipe, spelled
 
 _Future = Future[float]
 
@@ -97,9 +97,11 @@ class Cell:
 
     @property
     def key(self) -> Key:
-        """Return by what its result is found."""
+        """Return by what its result is found: also what its recipe's name stands for today."""
         trained = {"lr": self.lr, "epochs": self.epochs, "seed": self.seed}
-        return {"model": self.model, "cuts": [*self.cuts], "way": self.way, **trained}
+        named = self.options().get("recipe")
+        recipe = {"recipe": spelled(parse_recipe(named))} if named else {}
+        return {"model": self.model, "cuts": [*self.cuts], "way": self.way, **recipe, **trained}
 
     def options(self) -> dict[str, str]:
         """Return what a run is given besides data."""

@@ -73,6 +73,18 @@ def parse_recipe(text: str) -> Recipe:
     return dataclasses.replace(RECIPES[name], **_changes(more))
 
 
+def spelled(recipe: Recipe) -> str:
+    """Return a recipe choice by choice, so that it means the same whatever names come to mean.
+
+    >>> spelled(RECIPES["pipedream"])
+    'published:order=1f1b,backward=stashed'
+    """
+    published = dataclasses.asdict(RECIPES["published"])
+    choices = dataclasses.asdict(recipe).items()
+    changes = [f"{n}={str(value).lower()}" for n, value in choices if value != published[n]]
+    return f"published:{','.join(changes)}".rstrip(":")
+
+
 def _changes(text: str) -> dict[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(Recipe)}
     hints: Mapping[str, Any] = get_type_hints(Recipe)
