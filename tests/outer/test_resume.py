@@ -1,6 +1,5 @@
 """A resumed run is the run that was never interrupted, to the last bit."""
 
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -114,7 +113,7 @@ class InterruptAt:
         del when
         if isinstance(event, CheckpointEvent) and event.step == self.step:
             self.fired += 1
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # to this thread: it is heard at once
 
     def close(self) -> None:
         pass

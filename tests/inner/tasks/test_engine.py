@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from convoy.inner.tasks.engine import NativeEngine, NoEngineError, encode
 from convoy.inner.tasks.instructions import Instruction, Program, Slot, slots_in
 from convoy.inner.tasks.portable import PortableEngine
 from convoy.inner.tasks.step import Engine, Grain
-from convoy.inner.tasks.tasks import form_tasks
+from convoy.inner.tasks.tasks import Task, form_tasks
 from tests.inner.tasks.nets import chain, inception, make_batch, make_twins, threads
 
 _aten = torch.ops.aten
@@ -50,6 +52,14 @@ def _engine(make: Make, program: Program, grain_s: float = 0.0) -> Engine:
     tasks = form_tasks(program, [1.0] * len(program.instructions), grain_s)
     engine.form(tasks, [0.0] * len(tasks))
     return engine
+
+
+def _tasks_of(calls: list[Instruction]) -> list[Task]:
+    """Return a task for each call."""
+    program = _program(*calls, result=calls[-1].writes[0])
+    tasks = form_tasks(program, [1.0] * len(calls), 0.0)
+    assert len(tasks) == len(calls)
+    return tasks
 
 
 def _run(make: Make, instruction: Instruction, *given: Tensor, result: int = 9) -> Tensor:
@@ -164,7 +174,7 @@ def test_tasks_run_when_what_they_need_is_there(make: Make, num_threads: int) ->
     tasks = form_tasks(program, [1.0] * len(program.instructions), 0.0)
     times = engine.times()
     assert len(times) == len(tasks)
-    for task, (thread, ready, start, end) in zip(tasks, times, strict=True):
+    for task, (thread, ready, start, end, _) in zip(tasks, times, strict=True):
         assert 0 <= thread < num_threads
         assert 0 <= ready <= start <= end
         assert all(times[other][3] <= ready for other in task.before)
@@ -234,6 +244,47 @@ def test_an_error_in_an_operation_reaches_the_caller(make: Make, num_threads: in
             engine.set(1, good)
             engine.run(num_threads)
             assert torch.equal(engine.get(9), torch.full((3, 3), 3.0))
+
+
+def test_a_section_waits_for_nothing_that_was_not_done(make: Make) -> None:
+    calls = [
+        _call(_aten.mm.default, Slot(0), Slot(1), outs=(2,)),
+        _call(_aten.relu.default, Slot(2), outs=(3,), group=1),
+    ]
+    engine = make(_program(*calls, result=3))
+    first, second = (replace(task, section=n) for n, task in enumerate(_tasks_of(calls)))
+    engine.form([first, second], [0.0, 0.0])
+    engine.set(0, torch.ones(2, 2))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="comes before was not done"):
+            engine.run(1, 1)
+        engine.set(1, torch.ones(3, 3))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            engine.run(1, 0)
+        with pytest.raises(RuntimeError, match="comes before was not done"):
+            engine.run(1, 1)
+        engine.set(1, torch.ones(2, 2))
+        engine.run(1, 0)
+        engine.run(1, 1)
+        assert torch.equal(engine.get(3), torch.full((2, 2), 2.0))
+
+
+def test_times_of_sections_are_those_of_one_step(make: Make) -> None:
+    calls = [
+        _call(_aten.relu.default, Slot(0), outs=(1,)),
+        _call(_aten.relu.default, Slot(1), outs=(2,), group=1),
+    ]
+    engine = make(_program(*calls, result=2))
+    engine.form([replace(task, section=n) for n, task in enumerate(_tasks_of(calls))], [0.0, 0.0])
+    engine.set(0, torch.ones(2, 2))
+    engine.run(1, 0)
+    time.sleep(0.01)
+    engine.run(1, 1)
+    first, second = engine.times()
+    for _, ready, start, end, waited in (first, second):
+        assert 0 <= ready <= start <= end
+        assert waited == 0
+    assert second[1] >= first[3] + 0.01
 
 
 def test_an_unknown_operation_is_named() -> None:

@@ -1,6 +1,8 @@
 """Parts of networks go forward and back as tasks: PyTorch's numbers, several batches at a time."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +15,7 @@ from convoy.inner.tasks.capture import capture_passes
 from convoy.inner.tasks.decompose import decompose
 from convoy.inner.tasks.passes import TaskPasses
 from convoy.inner.tasks.program import write_program
-from convoy.inner.tasks.step import Grain
+from convoy.inner.tasks.step import Grain, Step
 from convoy.inner.tasks.tasks import ERROR, FORWARD, GRADIENTS, dependencies, sections_of
 from convoy.models.blocks import walk_units
 from convoy.models.zoo import build_model
@@ -78,7 +80,9 @@ def _blocks(name: str, way: Arithmetic, start: int, stop: int) -> tuple[nn.Modul
 
 
 def _weights(part: nn.Module, number: int) -> list[Tensor]:
-    return [p.detach() * (1 + 0.01 * number) for p in part.parameters()]
+    """Return what a stage hands over: a weight for each that is trained."""
+    trained = (p for p in part.parameters() if p.requires_grad)
+    return [p.detach() * (1 + 0.01 * number) for p in trained]
 
 
 def _compare(pair: Pair, xs: Sequence[Tensor], lead: int, *, own: bool = True) -> None:
@@ -205,6 +209,34 @@ def test_weights_that_move_in_between_change_nothing() -> None:
     assert dx is not None
     assert found is not None
     assert_same({"dx": found}, {"dx": dx}, pair.tolerance)
+    pair.eager.gradients(held)
+    pair.tasks.gradients(ours)
+    assert_same(gradients_of(part), gradients_of(pair.plain), pair.tolerance)
+
+
+def test_what_is_not_on_its_way_holds_no_batch_and_no_weights() -> None:
+    way = _way("fp64")
+    part, x = _blocks("resnet20", way, 3, 6)
+    pair = _pair(part, way)
+    seen: list[weakref.ref[Tensor]] = []
+    held = []
+    for batch in (x.clone(), x.clone(), x[:4].clone()):
+        own = _weights(part, 1)
+        y, passage = pair.tasks.forward(batch, None, own)
+        seen += [weakref.ref(tensor) for tensor in (batch, y, *own)]
+        held.append((y, passage))
+    del batch, own
+    while held:
+        y, passage = held.pop()
+        flow = torch.ones_like(y)
+        error = pair.tasks.backward(passage, flow)
+        assert error is not None
+        seen += [weakref.ref(tensor) for tensor in (flow, error)]
+        pair.tasks.gradients(passage)
+        del y, passage, flow, error
+    gc.collect()
+    assert pair.told == []
+    assert [ref for ref in seen if ref() is not None] == []
 
 
 # ---------------------------------------------------------------- sections
@@ -274,6 +306,7 @@ def _frozen() -> nn.Module:
     return part
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["present", "own"])
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
@@ -285,15 +318,16 @@ def _frozen() -> nn.Module:
     ids=["decides", "mixes", "frozen", "no weights"],
 )
 def test_what_cannot_be_tasks_is_told_once_and_computed_by_pytorch(
-    part: nn.Module, reason: str
+    part: nn.Module, reason: str, own: bool
 ) -> None:
     torch.manual_seed(0)
     way = _way("fp64")
-    pair = _pair(way.place(part), way)
-    for _ in range(2):
+    pair = _pair(way.place(copy.deepcopy(part)), way)
+    for number in range(2):
         x = torch.randn(6, 4).double()
-        y, held = pair.eager.forward(x, None, None)
-        ours, ours_held = pair.tasks.forward(x, None, None)
+        given = [_weights(pair.plain, number) if own else None for _ in range(2)]
+        y, held = pair.eager.forward(x, None, given[0])
+        ours, ours_held = pair.tasks.forward(x, None, given[1])
         assert torch.equal(y, ours)
         dx, found = (
             passes.backward(passage, torch.ones_like(y))
@@ -304,13 +338,36 @@ def test_what_cannot_be_tasks_is_told_once_and_computed_by_pytorch(
         assert torch.equal(dx, found)
         pair.eager.gradients(held)
         pair.tasks.gradients(ours_held)
-        for a, b in zip(pair.plain.parameters(), part.parameters(), strict=True):
+        for a, b in zip(pair.plain.parameters(), pair.part.parameters(), strict=True):
             assert (a.grad is None) == (b.grad is None)
             assert a.grad is None or (b.grad is not None and torch.equal(a.grad, b.grad))
     (sentence,) = pair.told
     assert reason in sentence
     assert sentence.startswith("this stage cannot be run as tasks: ")
     assert sentence.endswith("; it is computed by 'eager'")
+
+
+def test_what_would_go_wrong_is_found_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind for itself: what is passed back is small beside a part's other gradients."""
+    run = Step.run
+
+    def spoilt(what: str) -> Callable[..., None]:
+        def run_and_spoil(step: Step, tensors: dict[str, Tensor], section: int = FORWARD) -> None:
+            run(step, tensors, section)
+            if section == FORWARD and what == "results":
+                step.logits.mul_(0.5)
+            if section == GRADIENTS and what == "error" and step.error is not None:
+                step.error.zero_()
+
+        return run_and_spoil
+
+    way = _way("fp32")
+    part, x = _blocks("alexnet", way, 3, 8)
+    for what in ("results", "error"):
+        monkeypatch.setattr(Step, "run", spoilt(what))
+        pair = _pair(part, way)
+        pair.tasks.forward(x, None, None)
+        assert pair.tasks.why_not == f"its {what} would differ from PyTorch's"
 
 
 def test_a_batch_that_fails_later_is_computed_by_pytorch_and_those_on_their_way_go_on(

@@ -49,7 +49,7 @@ struct Task {
 
 struct Run {  // of a task, in the last step
   int64_t thread = -1;
-  double ready = 0, start = 0, end = 0;
+  double ready = 0, start = 0, end = 0, waited = 0;
 };
 
 struct Help {  // with a piece of somebody's task
@@ -95,7 +95,10 @@ class Engine : public torch::CustomClassHolder {
     for (auto other : before) tasks_.at(other).next.push_back(task);
   }
 
-  void clear_tasks() { tasks_.clear(); }
+  void clear_tasks() {
+    tasks_.clear();
+    next_section_ = 0;
+  }
 
   void set_priorities(std::vector<double> priorities) {
     TORCH_CHECK(priorities.size() == tasks_.size());
@@ -112,6 +115,7 @@ class Engine : public torch::CustomClassHolder {
   at::Tensor get(int64_t slot) { return values_.at(slot).held.toTensor(); }
 
   // Does a section of the step on so many threads of torch's pool; the caller's is one of them.
+  // Sections follow each other: what one waits for is done by those before it.
   void run(int64_t threads, int64_t section) {
     begin(threads, section);
     at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
@@ -168,15 +172,16 @@ class Engine : public torch::CustomClassHolder {
     return found;
   }
 
-  // Thread, ready, start and end of each task in the last step.
+  // Thread, ready, start, end and time waited for helpers of each task in the last step.
   at::Tensor times() {
-    auto found = at::empty({int64_t(tasks_.size()), 4}, at::kDouble);
+    auto found = at::empty({int64_t(tasks_.size()), 5}, at::kDouble);
     auto* at = found.data_ptr<double>();
     for (const auto& run : runs_) {
       *at++ = run.thread;
       *at++ = run.ready;
       *at++ = run.start;
       *at++ = run.end;
+      *at++ = run.waited;
     }
     return found;
   }
@@ -187,23 +192,28 @@ class Engine : public torch::CustomClassHolder {
   // Makes ready what a section starts with; the first one begins the step.
   void begin(int64_t threads, int64_t section) {
     if (section == 0) begin_step();
+    TORCH_CHECK(section == next_section_, "a section of the step that comes before was not done");
+    next_section_ = section + 1;
     section_ = section;
     num_ready_ = 0;
     queues_.assign(threads, {});
     board_.open(threads);
-    helps_.assign(threads, {});
-    started_ = Clock::now();
+    if (int64_t(helps_.size()) < threads) helps_.resize(threads);
     left_ = 0;
+    double now = seconds_since(started_);
     for (size_t i = 0; i < tasks_.size(); ++i) {
       if (tasks_[i].section != section) continue;
       ++left_;
-      if (before_left_[i] == 0) push(i, 0, 0.0);
+      if (before_left_[i] == 0) push(i, 0, now);
     }
     over_ = left_ == 0;
   }
 
   void begin_step() {
     error_ = nullptr;
+    next_section_ = 0;
+    started_ = Clock::now();
+    helps_.clear();
     runs_.assign(tasks_.size(), {});
     before_left_.resize(tasks_.size());
     for (size_t i = 0; i < tasks_.size(); ++i) before_left_[i] = tasks_[i].num_before;
@@ -228,6 +238,7 @@ class Engine : public torch::CustomClassHolder {
       auto& run = runs_[task];
       run.thread = thread;
       Seat::of_thread().task = task;
+      Seat::of_thread().waited_s = 0;
       run.start = seconds_since(started_);
       try {
         for (auto number : tasks_[task].instructions) call(instructions_[number], stack);
@@ -236,6 +247,7 @@ class Engine : public torch::CustomClassHolder {
         return;
       }
       run.end = seconds_since(started_);
+      run.waited = Seat::of_thread().waited_s;
       task = finish(task, thread, run.end);
     }
   }
@@ -331,13 +343,17 @@ class Engine : public torch::CustomClassHolder {
 
   // Does a piece of another thread's task; false: none is offered.
   bool help(int64_t thread) {
-    double start = seconds_since(started_);
-    int64_t task = board_.help(thread);
-    if (task < 0) return false;
-    helps_[thread].push_back({thread, task, start, seconds_since(started_)});
+    auto taken = board_.take(thread);
+    if (!taken.offer) return false;
+    Help done{thread, taken.offer->task, seconds_since(started_), 0};
+    taken.offer->help(taken.piece);
+    done.end = seconds_since(started_);
+    helps_[thread].push_back(done);
     return true;
   }
 
+  // Until something is ready. Of an offer nobody is told, who offers has better things to do than
+  // to look who sleeps: that is seen when a sleeper looks around again.
   void sleep() {
     std::unique_lock<std::mutex> lock(mutex_);
     ++num_asleep_;
@@ -371,6 +387,7 @@ class Engine : public torch::CustomClassHolder {
       std::lock_guard<SpinLock> lock(lock_);
       if (!error_) error_ = error;
       over_ = true;
+      next_section_ = 0;
     }
     wake_others();
   }
@@ -391,6 +408,7 @@ class Engine : public torch::CustomClassHolder {
   std::atomic<bool> over_{false};
   std::atomic<int64_t> num_asleep_{0};
   int64_t section_ = 0, left_ = 0;  // what is being done, and how many tasks of it are not
+  int64_t next_section_ = 0;        // which may be done then
   SpinLock lock_;     // of the queues
   std::mutex mutex_;  // of those who sleep
   std::condition_variable wake_;

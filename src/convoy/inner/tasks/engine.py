@@ -147,7 +147,7 @@ class NativeEngine:
         return found
 
     def times(self) -> list[list[float]]:
-        """Return thread, ready, start and end of each task in the last step."""
+        """Return thread, ready, start, end and time waited of each task in the last step."""
         found: list[list[float]] = self._engine.times().tolist()
         return found
 

@@ -18,7 +18,7 @@ from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.eager import EagerExecutor
 from convoy.inner.executor import Sums
 from convoy.inner.tasks.capture import CannotCaptureError, capture, first_line
-from convoy.inner.tasks.check import SAMPLES, check_same, random_samples, twin_of
+from convoy.inner.tasks.check import SAMPLES, Trial, random_samples
 from convoy.inner.tasks.decompose import decompose
 from convoy.inner.tasks.engines import Engines
 from convoy.inner.tasks.instructions import Sgd
@@ -166,33 +166,33 @@ class TasksExecutor:
         self._plan = decompose(recording, norms=norms, hands=self._engines.hands(self.arithmetic))
 
     def _check(self, recording: Recording, shape: tuple[int, int, int]) -> None:
-        """Compare with plain PyTorch on a few samples in two groups.
+        """Compare with plain PyTorch on a few samples.
 
         Raises:
-            CannotCaptureError: the tasks give other gradients.
+            CannotCaptureError: the tasks find something else.
         """
         smoothing = self._label_smoothing
-        model, way = twin_of(self.model, self.arithmetic)
-        if way != self.arithmetic:
-            recording = capture(model, way, shape, label_smoothing=smoothing)
-        hands = self._engines.hands(self.arithmetic)
-        plan = decompose(copy.deepcopy(recording), hands=hands)
-        twin = copy.deepcopy(model)
-        twin_executor = EagerExecutor(
-            twin, optim.SGD(twin.parameters()), way, label_smoothing=smoothing
-        )
+
+        def record(model: nn.Module, way: Arithmetic) -> Recording:
+            if way == self.arithmetic:
+                return copy.deepcopy(recording)
+            return capture(model, way, shape, label_smoothing=smoothing)
+
+        trial = Trial(self.model, self.arithmetic, self._engines, record)
+        plain, way = trial.plain, trial.way
         images = random_samples(shape, way.memory_format, way.dtype)
-        labels = torch.arange(SAMPLES) % plan.recording.shapes[plan.recording.logits][1]
-        batch = Batch(images, labels, torch.arange(SAMPLES))  # no label can pass for another
-        twin_executor.gradients(batch, SAMPLES)
-        trial = Step(plan, SAMPLES, Grain(2, 1), None, self._engines.make)
-        gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-        scale = torch.tensor(1 / SAMPLES, dtype=way.dtype)
+        keys = labels = torch.arange(SAMPLES)  # no label can pass for another
+        batch = Batch(images, labels % recording.shapes[recording.logits][1], keys)
+        eager = EagerExecutor(plain, optim.SGD(plain.parameters()), way, label_smoothing=smoothing)
+        sums = eager.gradients(batch, SAMPLES)
+        assert sums.logits is not None
         loss = torch.zeros((), dtype=way.dtype)
-        trial.bind(named_tensors(model, gradients) | {"scale": scale, "loss": loss})
-        trial.run(_inputs(batch, torch.arange(SAMPLES)))
-        theirs = [p.grad for p in twin.parameters() if p.grad is not None]
-        check_same(gradients.values(), theirs, way.precision)
+        scale = torch.tensor(1 / SAMPLES, dtype=way.dtype)
+        trial.step.run(_inputs(batch, keys) | {"scale": scale, "loss": loss})
+        trial.compare(
+            {"answers": [trial.step.logits], "loss": [loss]},
+            {"answers": [sums.logits], "loss": [sums.loss]},
+        )
 
     @property
     def _given_grain(self) -> Grain:

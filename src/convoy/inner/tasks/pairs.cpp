@@ -119,7 +119,8 @@ struct Frame {
       : height(height), width(width), channels(channels), spread(spread), across(round_up(width + 2, 2)) {
     int64_t count = ((round_up(height, 2) + 2) * across + kOver) * channels + kTileRow;
     data = halves(0, count);
-    std::fill_n(data, count, Half(0));
+    if (spread == 1) clear_around(count);
+    else std::fill_n(data, count, Half(0));  // also what lies between the image's places
   }
 
   int64_t line() const { return across * channels; }
@@ -140,6 +141,15 @@ struct Frame {
           store_halves(to + i, rounded(read(1, from + i)));
       }
     }
+  }
+
+ private:
+  // The image is written over all else.
+  void clear_around(int64_t count) const {
+    Half *image = data + line() + channels, *end = data + count;
+    std::fill(data, image, Half(0));
+    for (int64_t y = 0; y < height; ++y, image += line())
+      std::fill(image + width * channels, y + 1 < height ? image + line() : end, Half(0));
   }
 };
 

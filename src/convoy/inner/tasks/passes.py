@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.passes import Passes
 from convoy.inner.tasks.capture import CannotCaptureError, capture_passes, first_line, layout_of
-from convoy.inner.tasks.check import SAMPLES, check_same, random_samples, twin_of
+from convoy.inner.tasks.check import SAMPLES, Trial, random_samples
 from convoy.inner.tasks.decompose import decompose
 from convoy.inner.tasks.engines import Engines
 from convoy.inner.tasks.plan import Plan
 from convoy.inner.tasks.recording import Recording
-from convoy.inner.tasks.step import Grain, Step, named_tensors
+from convoy.inner.tasks.step import Grain, Step
 from convoy.inner.tasks.tasks import ERROR, FORWARD, GRADIENTS, SECTIONS
 from convoy.models.dropout import drop_by
 
@@ -38,7 +38,7 @@ class TaskPasses:
     Args:
         part: some of its blocks.
         arithmetic: how to compute.
-        plain: runs them by PyTorch.
+        plain: runs them by PyTorch; another may take its place between two batches.
         wants_error: somebody waits for the gradient of what goes in.
         grain: how passes are cut up.
         tell: takes a sentence for the user.
@@ -57,12 +57,12 @@ class TaskPasses:
         portable: bool = False,
     ) -> None:
         self._part, self._arithmetic, self._grain = part, arithmetic, grain
-        self._plain, self._tell = plain, tell
+        self.plain, self._tell = plain, tell
         self._wants_error = wants_error
         self._engines = Engines(tell, portable=portable)
         self._plan: Plan | None = None
-        self._made: dict[int, Step] = {}  # the first of each number of samples
-        self._free: defaultdict[int, list[Step]] = defaultdict(list)  # likewise, not on their way
+        self._patterns: dict[int, Step] = {}  # for each number of samples, how it is cut
+        self._free: defaultdict[int, list[Step]] = defaultdict(list)  # made like them, not in use
         self._gradients = {n: torch.zeros_like(p) for n, p in part.named_parameters()}
         self.why_not: str | None = None
 
@@ -75,30 +75,33 @@ class TaskPasses:
         """
         if self.why_not is None:
             marks = torch.arange(len(x)) if keys is None else keys
-            tensors = {"images": x, "keys": marks} | self._tensors(weights)
             try:
-                step = self._step_for(x, tensors)
+                if self._plan is None:
+                    self._plan = self._recorded(x)
+                tensors = {"images": x, "keys": marks} | self._tensors(weights)
+                step = self._step_for(self._plan, tensors)
             except Exception as error:  # whatever it is, there is another way to compute
                 self._give_up(error)
             else:
                 step.run(tensors, FORWARD)
                 return step.logits, step
-        return self._plain.forward(x, keys, weights)
+        return self.plain.forward(x, keys, weights)
 
     def backward(self, passage: Any, gradient: Tensor) -> Tensor | None:
         """Return the gradient of a batch's input, if somebody waits for it."""
         if not isinstance(passage, Step):
-            return self._plain.backward(passage, gradient)
+            return self.plain.backward(passage, gradient)
         passage.run({"flow": gradient}, ERROR)
         return passage.error
 
     def gradients(self, passage: Any) -> None:
         """Leave the gradient of each weight in its .grad."""
         if not isinstance(passage, Step):
-            self._plain.gradients(passage)
+            self.plain.gradients(passage)
             return
         passage.run({}, GRADIENTS)
         self._free[len(passage.logits)].append(passage)
+        self._let_go(passage)
         for name, parameter in self._part.named_parameters():
             parameter.grad = self._gradients[name]
 
@@ -110,32 +113,34 @@ class TaskPasses:
         found = dict(zip(names, own if weights is None else weights, strict=True))
         return found | {f"b:{name}": buffer for name, buffer in self._part.named_buffers()}
 
+    def _let_go(self, step: Step) -> None:
+        """Have a step hold nothing of a batch, nor weights that were kept for it."""
+        step.bind(self._tensors(None))
+        step.forget_batch()
+
     def _give_up(self, error: Exception) -> None:
         known = isinstance(error, CannotCaptureError)
         self.why_not = str(error) if known else first_line(error)
         self._plan = None
-        self._made, self._free = {}, defaultdict(list)
+        self._patterns, self._free = {}, defaultdict(list)
         self._tell(f"this stage cannot be run as tasks: {self.why_not}; it is computed by 'eager'")
 
-    def _step_for(self, x: Tensor, tensors: dict[str, Tensor]) -> Step:
+    def _step_for(self, plan: Plan, tensors: dict[str, Tensor]) -> Step:
         """Return a step that is free; the first one for so many samples is cut by what it costs."""
-        free = self._free[len(x)]
-        if free:
-            return free.pop()
-        if len(x) in self._made:
-            step = self._made[len(x)].twin()
-            step.bind(self._places())
-            return step
-        if self._plan is None:
-            self._plan = self._recorded(x)
-        buffers = list(self._part.buffers())
-        kept = [buffer.clone() for buffer in buffers]
-        try:
-            self._made[len(x)] = self._measured(self._plan, len(x), tensors)
-        finally:
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)
-        return self._made[len(x)]
+        samples = len(tensors["images"])
+        if self._free[samples]:
+            return self._free[samples].pop()
+        if samples not in self._patterns:
+            buffers = list(self._part.buffers())
+            kept = [buffer.clone() for buffer in buffers]
+            try:
+                self._patterns[samples] = self._measured(plan, samples, tensors)
+            finally:
+                for buffer, value in zip(buffers, kept, strict=True):
+                    buffer.copy_(value)
+        step = self._patterns[samples].twin()
+        step.bind(self._places())
+        return step
 
     def _recorded(self, x: Tensor) -> Plan:
         arithmetic = self._arithmetic
@@ -157,37 +162,36 @@ class TaskPasses:
         step.bind(self._places())
         step.run(tensors, FORWARD)
         step.measure({"flow": torch.zeros_like(step.logits)})
+        self._let_go(step)
         return step
 
     def _places(self) -> dict[str, Tensor]:
         return {f"g:{name}": gradient for name, gradient in self._gradients.items()}
 
     def _check(self, recording: Recording, like: Tensor) -> None:
-        """Compare with plain PyTorch on a few samples in two groups.
+        """Compare with plain PyTorch on a few samples.
 
         Raises:
-            CannotCaptureError: the tasks give other gradients.
+            CannotCaptureError: the tasks find something else.
         """
-        part, way = twin_of(self._part, self._arithmetic)
         wants_error = self._wants_error
-        if way != self._arithmetic:
-            like = like.to(way.dtype)
-            recording = capture_passes(part, way, like, wants_error=wants_error)
-        hands = self._engines.hands(self._arithmetic)
-        plan = decompose(copy.deepcopy(recording), hands=hands)
-        x, keys = random_samples(like.shape[1:], layout_of(like), like.dtype), torch.arange(SAMPLES)
-        twin = copy.deepcopy(part).train()
-        with drop_by(keys), way.autocast():
-            y = twin(x.requires_grad_(wants_error))
+
+        def record(part: nn.Module, way: Arithmetic) -> Recording:
+            if way == self._arithmetic:
+                return copy.deepcopy(recording)
+            return capture_passes(part, way, like.to(way.dtype), wants_error=wants_error)
+
+        trial = Trial(self._part, self._arithmetic, self._engines, record)
+        step, keys = trial.step, torch.arange(SAMPLES)
+        x = random_samples(like.shape[1:], layout_of(like), trial.way.dtype)
+        with drop_by(keys), trial.way.autocast():
+            y = trial.plain(x.requires_grad_(wants_error))
         flow = random_samples(y.shape[1:], layout_of(y), y.dtype)
         y.backward(flow)
-        trial = Step(plan, SAMPLES, Grain(2, 1), None, self._engines.make)
-        gradients = {n: torch.zeros_like(p) for n, p in part.named_parameters()}
-        trial.bind(named_tensors(part, gradients) | {"images": x.detach(), "keys": keys})
         for section in SECTIONS:
-            trial.run({"flow": flow}, section)
-        ours, theirs = [trial.logits, *gradients.values()], [y.detach()]
-        theirs += [p.grad for p in twin.parameters() if p.grad is not None]
-        if trial.error is not None and x.grad is not None:
-            ours, theirs = [*ours, trial.error], [*theirs, x.grad]
-        check_same(ours, theirs, way.precision)
+            step.run({"images": x.detach(), "keys": keys, "flow": flow}, section)
+        errors = [] if step.error is None or x.grad is None else [(step.error, x.grad)]
+        trial.compare(
+            {"results": [step.logits], "error": [ours for ours, _ in errors]},
+            {"results": [y], "error": [theirs for _, theirs in errors]},
+        )

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -36,21 +37,20 @@ class Offer {
 
   const int64_t task;
 
-  bool is_open() const { return next_.load(std::memory_order_relaxed) < pieces_; }
-
-  // Does a piece that nobody has taken, if there is one.
-  bool work() {
+  // Takes a piece that nobody has taken; -1: there is none.
+  int64_t take() {
     int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= pieces_) return false;
-    call_(body_, {i, count_ * i / pieces_, count_ * (i + 1) / pieces_});
-    return true;
+    return i < pieces_ ? i : -1;
   }
+
+  void work(int64_t i) const { call_(body_, {i, count_ * i / pieces_, count_ * (i + 1) / pieces_}); }
 
   void join() { helpers_.fetch_add(1, std::memory_order_relaxed); }
 
-  void help() {
+  // Does a piece for who has offered it; when that is done, the offer may be gone.
+  void help(int64_t i) {
     try {
-      work();
+      work(i);
     } catch (...) {
       std::lock_guard<SpinLock> held(lock_);
       error_ = std::current_exception();
@@ -58,8 +58,12 @@ class Offer {
     helpers_.fetch_sub(1, std::memory_order_release);
   }
 
-  void wait_for_helpers() const {
+  // Returns the seconds that this took.
+  double wait_for_helpers() const {
+    if (!helpers_.load(std::memory_order_acquire)) return 0;
+    auto started = std::chrono::steady_clock::now();
     while (helpers_.load(std::memory_order_acquire)) pause();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   }
 
   void rethrow() const {
@@ -90,16 +94,17 @@ class Board {
     place.offer = offer;
   }
 
-  // Does a piece of somebody's task; returns which task's, or -1 where nothing is offered.
-  int64_t help(int64_t thread) {
-    for (int64_t i = 1; i < threads_; ++i) {
-      if (auto* offer = join(places_[(thread + i) % threads_])) {
-        int64_t task = offer->task;  // it may be gone as soon as it has been helped with
-        offer->help();
-        return task;
-      }
-    }
-    return -1;
+  // A piece that a thread has taken of another's task: it must help with it now.
+  struct Taken {
+    Offer* offer = nullptr;
+    int64_t piece = -1;
+  };
+
+  // Takes a piece of somebody's task, if one is offered.
+  Taken take(int64_t thread) {
+    for (int64_t i = 1; i < threads_; ++i)
+      if (auto taken = take(places_[(thread + i) % threads_]); taken.offer) return taken;
+    return {};
   }
 
  private:
@@ -108,27 +113,30 @@ class Board {
     std::atomic<Offer*> offer{nullptr};
   };
 
-  static Offer* join(Place& place) {
-    if (!place.offer.load(std::memory_order_relaxed)) return nullptr;
+  static Taken take(Place& place) {
+    if (!place.offer.load(std::memory_order_relaxed)) return {};
     std::lock_guard<SpinLock> held(place.lock);  // so that it is not taken back meanwhile
     Offer* offer = place.offer;
-    if (!offer) return nullptr;
-    if (offer->is_open()) {
-      offer->join();
-      return offer;
+    if (!offer) return {};
+    int64_t piece = offer->take();
+    if (piece < 0) {
+      place.offer = nullptr;  // so that nobody else comes for what is taken
+      return {};
     }
-    place.offer = nullptr;  // so that nobody else comes for what is taken
-    return nullptr;
+    offer->join();
+    return {offer, piece};
   }
 
   std::unique_ptr<Place[]> places_;
   int64_t threads_ = 0;
 };
 
-// Which board this thread works at, and on what; outside of a step, at none.
+// Which board this thread works at, on what, and how long it has waited for who helped with that;
+// outside of a step, at none.
 struct Seat {
   Board* board = nullptr;
   int64_t thread = 0, task = -1;
+  double waited_s = 0;
 
   static Seat& of_thread() {
     static thread_local Seat mine;
@@ -139,7 +147,7 @@ struct Seat {
 // Sits down for a while.
 class Seated {
  public:
-  Seated(Board& board, int64_t thread) { Seat::of_thread() = {&board, thread, -1}; }
+  Seated(Board& board, int64_t thread) { Seat::of_thread() = {&board, thread}; }
   ~Seated() { Seat::of_thread() = {}; }
   Seated(const Seated&) = delete;
 };
@@ -150,22 +158,22 @@ void in_pieces(int64_t count, const F& body, int64_t most = kMostPieces) {
   auto call = [](const void* given, Piece piece) { (*static_cast<const F*>(given))(piece); };
   Seat& seat = Seat::of_thread();
   Offer offer(seat.task, count, std::min(count, most), call, &body);
-  if (!seat.board) {
-    while (offer.work()) {}
-    return;
-  }
+  auto work = [&] {
+    for (int64_t piece; (piece = offer.take()) >= 0;) offer.work(piece);
+  };
+  if (!seat.board) return work();
   struct Shown {  // nobody may still be at work on what is gone, whatever happens
     Seat& seat;
     Offer& offer;
     Shown(Seat& seat, Offer& offer) : seat(seat), offer(offer) { seat.board->show(seat.thread, &offer); }
     ~Shown() {
       seat.board->show(seat.thread, nullptr);
-      offer.wait_for_helpers();
+      seat.waited_s += offer.wait_for_helpers();
     }
   };
   {
     Shown shown(seat, offer);
-    while (offer.work()) {}
+    work();
   }
   offer.rethrow();
 }

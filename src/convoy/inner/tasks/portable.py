@@ -34,11 +34,14 @@ class PortableEngine:
         self._times: list[list[float]] = []
         self._before: list[int] = []  # tasks that each task still waits for
         self._left: list[int] = []  # calls that will still read each place
+        self._next_section = FORWARD
+        self._started = 0.0  # when the step was
         self._costs = [0.0] * len(program.instructions)
 
     def form(self, tasks: Sequence[Task], priorities: Sequence[float]) -> None:
         """Take over which instructions make a task, and which tasks go first."""
         self._tasks, self._priorities = tasks, priorities
+        self._next_section = FORWARD
         self._after: list[list[int]] = [[] for _ in tasks]
         for number, task in enumerate(tasks):
             for other in task.before:
@@ -61,29 +64,37 @@ class PortableEngine:
         del threads
         if section == FORWARD:
             self._begin()
-        started = time.perf_counter()
+        if section != self._next_section:
+            raise RuntimeError("a section of the step that comes before was not done")
+        self._next_section = FORWARD  # unless this one is done to its end
+        begun = time.perf_counter() - self._started
         ready = [
             (-self._priorities[number], number)
             for number, task in enumerate(self._tasks)
             if task.section == section and not self._before[number]
         ]
         heapq.heapify(ready)
+        for _, number in ready:
+            self._times[number][1] = begun
         while ready:
             _, number = heapq.heappop(ready)
-            self._times[number][2] = time.perf_counter() - started
+            self._times[number][2] = time.perf_counter() - self._started
             for index in self._tasks[number].instructions:
                 self._call(index)
-            now = self._times[number][3] = time.perf_counter() - started
+            now = self._times[number][3] = time.perf_counter() - self._started
             for other in self._after[number]:
                 self._before[other] -= 1
                 if not self._before[other] and self._tasks[other].section == section:
                     self._times[other][1] = now
                     heapq.heappush(ready, (-self._priorities[other], other))
+        self._next_section = section + 1
 
     def _begin(self) -> None:
+        self._started = time.perf_counter()
+        self._next_section = FORWARD
         self._left = list(self._readers)
         self._before = [len(task.before) for task in self._tasks]
-        self._times = [[0.0] * 4 for _ in self._tasks]
+        self._times = [[0.0] * 5 for _ in self._tasks]
 
     def costs(self) -> list[float]:
         """Do the step; return the seconds of each instruction."""
@@ -92,7 +103,7 @@ class PortableEngine:
         return list(self._costs)
 
     def times(self) -> list[list[float]]:
-        """Return thread, ready, start and end of each task in the last step."""
+        """Return thread, ready, start, end and time waited of each task in the last step."""
         return self._times
 
     def helps(self) -> list[list[float]]:

@@ -1,6 +1,7 @@
 """What a timeline says: how long, how even, and what nothing but a faster task could shorten.
 
-No schedule is shorter than its longest chain of tasks, nor than all work shared evenly:
+No schedule of these tasks, with as much help as each of them had, is shorter than its longest chain
+of tasks, nor than all work shared evenly:
 
     bound = max(critical path, work / threads) <= makespan
 """
@@ -19,7 +20,8 @@ class StepReport:
     Attributes:
         tasks, threads: how many there were.
         makespan_s: from the start of the step to the end of its last task.
-        work_s: seconds of all tasks together, pieces that others did of them included.
+        work_s: seconds of all tasks together, pieces that others did of them included, and not
+            the time that tasks waited for those.
         busy_s: seconds that each thread ran tasks, or pieces of others' tasks.
         helps: pieces of tasks that threads did which had nothing else to do.
         critical: the numbers of the tasks on the longest chain, first to last.
@@ -72,7 +74,7 @@ def make_report(timeline: Timeline) -> StepReport:
     chain = critical_path(timeline)
     busy_s = [0.0] * timeline.threads
     for span in timeline.spans:
-        busy_s[span.thread] += _seconds(span)
+        busy_s[span.thread] += _seconds(span) - span.waited_s
     for help_ in timeline.helps:
         busy_s[help_.thread] += help_.end_s - help_.start_s
     return StepReport(

@@ -37,7 +37,7 @@ class Engine(Protocol):
         ...
 
     def run(self, threads: int, section: int = FORWARD) -> None:
-        """Do a section of the step; the first one begins it."""
+        """Do a section of the step; the first one begins it, and the others follow in order."""
         ...
 
     def costs(self) -> list[float]:
@@ -45,7 +45,7 @@ class Engine(Protocol):
         ...
 
     def times(self) -> list[list[float]]:
-        """Return thread, ready, start and end of each task in the last step."""
+        """Return thread, ready, start, end and time waited of each task in the last step."""
         ...
 
     def helps(self) -> list[list[float]]:
@@ -143,6 +143,14 @@ class Step:
         place = self._program.error
         return self._engine.get(place) if place >= 0 else None
 
+    def forget_batch(self) -> None:
+        """Let go of what went in and came out."""
+        program, nothing = self._program, torch.empty(0)
+        given = [program.inputs.get(name, -1) for name in ("images", "labels", "keys", "flow")]
+        for place in (*given, program.logits, program.error):
+            if place >= 0:
+                self._engine.set(place, nothing)
+
     def measure(self, tensors: Mapping[str, Tensor]) -> None:
         """Do a step and cut it anew by what everything costs: urgent work goes first.
 
@@ -168,8 +176,18 @@ class Step:
         """Return what happened in the last step."""
         rows = zip(self._tasks, self._engine.times(), strict=True)
         spans = tuple(
-            Span(number, task.name, task.kind, int(thread), ready, start, end, tuple(task.before))
-            for number, (task, (thread, ready, start, end)) in enumerate(rows)
+            Span(
+                number,
+                task.name,
+                task.kind,
+                int(thread),
+                ready,
+                start,
+                end,
+                tuple(task.before),
+                waited,
+            )
+            for number, (task, (thread, ready, start, end, waited)) in enumerate(rows)
         )
         helps = tuple(
             Help(int(task), int(thread), start, end)

@@ -14,6 +14,7 @@ class Span:
         thread: who ran it, counted from 0.
         ready_s: when its last predecessor ended.
         after: the numbers of its predecessors.
+        waited_s: of its time, until others were done with pieces of it.
     """
 
     task: int
@@ -24,6 +25,7 @@ class Span:
     start_s: float
     end_s: float
     after: tuple[int, ...] = ()
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
