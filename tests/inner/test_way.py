@@ -253,3 +253,11 @@ def test_cuts_are_never_finer_than_two_samples() -> None:
     assert candidate_grains(128, [16, 8]) == [(16, 16), (16, 32), (8, 8)]
     assert candidate_grains(8, [2, 1]) == [(2, 2)]
     assert candidate_grains(2, [2, 1]) == []
+
+
+def test_a_stage_on_a_gpu_is_no_single_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _pretend(monkeypatch, 1000, lambda executor: 9999)
+    config = Config(strategy="pipeline", stages=2)
+    found = choose_way(config, torch.device("cuda"), _model(), _SHAPE, _LONG)
+    assert found.executor == "eager"
+    assert log == []

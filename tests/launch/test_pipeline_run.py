@@ -139,8 +139,9 @@ def train_both_as_tasks(**options: Any) -> None:
         ("convoy", {}),
         ("pipedream", {"pipelined": "0.5"}),
         ("convoy", {"model": f"{NETS}:dropping"}),
+        ("convoy:order=stale", {"model": f"{NETS}:normed", "batch": 300, "checkpoint_steps": 5}),
     ],
-    ids=["convoy", "hybrid", "dropout"],
+    ids=["convoy", "hybrid", "dropout", "norms, a short last batch, saved in mid-epoch"],
 )
 def test_stages_as_tasks_train_as_the_virtual_pipeline_does(
     recipe: str, more: dict[str, Any]
@@ -155,6 +156,15 @@ def test_a_stage_that_cannot_be_tasks_is_told_by_its_node_and_trained() -> None:
     reasons = [warning["reason"] for warning in events("real", "warning")]
     told = "node 1: this stage cannot be run as tasks: it decides by the values it computes"
     assert sum(text.startswith(told) for text in reasons) == 1
+
+
+def test_stages_with_frozen_weights_are_computed_by_pytorch() -> None:
+    train_both_as_tasks(cuts=(1, 2), model=f"{NETS}:frozen")
+    assert events("real", "leave") == []
+    reasons = [warning["reason"] for warning in events("real", "warning")]
+    for node in (1, 2):
+        told = f"node {node}: this stage cannot be run as tasks: some of its weights are frozen"
+        assert sum(text.startswith(told) for text in reasons) == 1
 
 
 def test_what_passes_an_emulated_link_takes_its_time() -> None:

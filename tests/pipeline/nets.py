@@ -27,6 +27,29 @@ def deep(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     )
 
 
+def normed(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Return one whose blocks keep statistics."""
+    assert in_shape == (1, 28, 28)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=3),
+        nn.BatchNorm2d(8),
+        nn.Tanh(),
+        nn.Conv2d(8, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(8 * 8 * 8, num_classes),
+    )
+
+
+def frozen(in_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Return one that begins with weights which are not trained."""
+    net = normed(in_shape, num_classes)
+    for parameter in (net.get_parameter("0.weight"), net.get_parameter("4.bias")):
+        parameter.requires_grad_(False)
+    return net
+
+
 class _Deciding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x * 3

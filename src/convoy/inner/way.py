@@ -76,6 +76,8 @@ def choose_way(
         samples: that the whole run will train.
         remembered: what was found before will do.
     """
+    if config.executor == AUTO and _is_staged(config) and device.type != "cpu":
+        config = config.replaced({"executor": "eager"})  # a stage's passes are no single launch
     if config.executor != AUTO and (config.executor != "tasks" or config.groups):
         arithmetic, _ = choose_arithmetic(config, device, model, in_shape)
         return Way(config.executor, arithmetic, config.groups)
@@ -190,6 +192,10 @@ class _Probe:
         finally:
             torch.set_num_threads(everything)
         return found if found.samples_per_s > way.samples_per_s * _MIN_GAIN else way
+
+
+def _is_staged(config: Config) -> bool:
+    return config.strategy == "pipeline" and not config.virtual
 
 
 def has_own_convolutions() -> bool:

@@ -44,7 +44,7 @@ _TICK_S = 0.05
 _START_GRACE_S = 8.0  # from the first node that is ready, for the others to be ready too
 _STOP_PATIENCE_S = 15.0  # for nodes to finish their step and hand over their state
 _END_GRACE_S = 3.0
-_WRONGS_AT_MOST = 100  # things that are wrong; each once, where it is wrong at many nodes
+_WRONGS_AT_MOST = 100  # things that are wrong, each told once of a node
 _STATE_SLACK = 64 << 20  # a deposit may be so much longer than weights and momentum
 
 
@@ -237,9 +237,11 @@ class Lead:
             return
         if not isinstance(event, WarningEvent):
             self._take_event(node, event)
-        elif event.reason not in self._wrongs and len(self._wrongs) < _WRONGS_AT_MOST:
-            self._wrongs.add(event.reason)
-            self._job.events.emit(WarningEvent(reason=f"{node.label}: {event.reason}"))
+            return
+        told = f"{node.label}: {event.reason}"
+        if told not in self._wrongs and len(self._wrongs) < _WRONGS_AT_MOST:
+            self._wrongs.add(told)
+            self._job.events.emit(WarningEvent(reason=told))
 
     # ------------------------------------------------------------ nodes come
 

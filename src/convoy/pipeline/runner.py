@@ -77,8 +77,7 @@ class Pipeline(GroupWork):
         # The stage as tasks, where it is computed so: of which blocks, and what was recorded.
         self._recorded: tuple[tuple[int, int], TaskPasses] | None = None
         self._by_tasks = config.executor == "tasks"
-        # As tasks they always are: it costs nothing there.
-        self._can_postpone = can_postpone(arithmetic.precision) and not self._by_tasks
+        self._can_postpone = can_postpone(arithmetic.precision)
         # For which cut, and how far ahead, stages were seen to wait for each other.
         self._postponing: tuple[Bounds, list[int]] | None = None
 
@@ -230,7 +229,9 @@ class Pipeline(GroupWork):
                 part, arithmetic, eager, wants_error=not is_first, grain=grain, tell=self._warn
             )
             self._recorded = place, made
-        return self._recorded[1]
+        found = self._recorded[1]
+        found.plain = eager
+        return found
 
     def _warn(self, why: str) -> None:
         self._job.events.emit(WarningEvent(reason=why))
@@ -311,7 +312,7 @@ class Pipeline(GroupWork):
             return
         if self._can_postpone and self._postponing != found and should_postpone(waiting):
             self._postponing = found
-            if self._is_scribe:
+            if self._is_scribe and not self._by_tasks:  # as tasks they always are
                 text = f"all stages wait, {min(waiting):.0%} of the time and more: {_POSTPONING}"
                 self._job.events.emit(NoteEvent(text=text))
 
