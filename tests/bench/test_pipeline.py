@@ -53,6 +53,7 @@ class _Measured:
         cores = sum(slots.speeds) if isinstance(slots, _Lab) else task.num_nodes
         if isinstance(task, PipelineTask):
             micro = {"gpipe": 8, "1f1b": 4}[system]
+            layout *= self.compiling_is_worth if task.compiled else 1.0
             return 75.0 * cores * layout * (1.0 if task.micro == micro else 0.9)
         return 100.0 * cores * layout
 
@@ -124,14 +125,21 @@ def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> N
     }
 
 
-def test_one_core_and_the_limit_compile_where_that_is_faster(measured: _Measured) -> None:
+def test_peers_and_the_limit_compile_where_that_is_faster(measured: _Measured) -> None:
     measured.compiling_is_worth = 1.25
     report = bench_pipeline(quick=False, tell=lambda _: None)
     medians = {(row.task, row.system): row.median for row in report.rows}
     task = "resnet56, 2 stages, batch 128"
     assert medians[task, "plain training on one core, contiguous, torch.compile"] == 125.0
     assert medians[task, "one process for each core, summed: the limit"] == 250.0
-    assert medians[task, "torch GPipe, 8 micro-batches"] == 150.0
+    assert medians[task, "torch GPipe, 8 micro-batches, torch.compile"] == 187.5
+    unequal = "resnet56, stages of 1 and 0.5"
+    assert (unequal, "torch GPipe, 8 micro-batches, torch.compile, told the speeds") in medians
+    tried = [task for _, task, _ in measured.calls if isinstance(task, PipelineTask)]
+    assert {(task.micro, task.compiled) for task in tried if task.compiled} == {
+        (8, True),
+        (4, True),
+    }
 
 
 def test_the_bars_are_those_of_the_issue(measured: _Measured) -> None:
@@ -156,6 +164,7 @@ def test_the_bars_are_those_of_the_issue(measured: _Measured) -> None:
             for stages, one, value, bound in [
                 (2, "one core, tasks", 1.88, 1.85),
                 (2, "one core", 2.82, 1.85),
+                (2, "torch's better schedule", 1.88, 1.15),
                 (4, "one core, tasks", 3.76, 3.4),
                 (4, "one core", 5.64, 3.4),
             ]

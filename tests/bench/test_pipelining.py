@@ -31,7 +31,14 @@ THREE = replace(LENET, batch=12, shares=(4, 4, 4), bounds=(0, 1, 3, 5))
 def test_gradients_are_those_of_one_process(
     kind: type[PipelineScheduleSingle], task: PipelineTask, layout: str
 ) -> None:
-    task = replace(task, memory_format=layout)
+    _compare_gradients(kind, replace(task, memory_format=layout))
+
+
+def test_gradients_of_compiled_stages_are_those_of_one_process() -> None:
+    _compare_gradients(Schedule1F1B, replace(LENET, compiled=True))
+
+
+def _compare_gradients(kind: type[PipelineScheduleSingle], task: PipelineTask) -> None:
     with ddp.open_store() as address:
         given = [(kind, task, stage, address) for stage in range(task.num_nodes)]
         with Crew(_compute_gradients, given) as crew:

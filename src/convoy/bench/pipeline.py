@@ -3,20 +3,21 @@
 A whole training step at batch 128 in fp32, each process with one thread on a core of its own, and
 with the same malloc setting. One core trains plainly, in the better memory layout, and by
 torch.compile where that is faster. PyTorch's GPipe and 1F1B get the better layout, the cut that
-balances measured times, and the best of 2, 4, 8 and 16 micro-batches, found by short trials. Ours
-is a whole run through `convoy train`'s door, which finds its cut by itself. In each round everybody
-gets the same cores; where there are more than are needed, those that are fastest just then. The
-limit is a process for each core, all independent. In four stages, where nothing is asked for beside
-PyTorch, a recipe of ours that holds more batches takes its place. All these compute by PyTorch's
-kernels. Where the executor `tasks` has convolutions of its own, ours is measured once more with it,
-and so is one core: what stages gain is one thing, what faster kernels gain another.
+balances measured times, the best of 2, 4, 8 and 16 micro-batches, found by short trials, and
+compiled stages where these are faster. Ours is a whole run through `convoy train`'s door, which
+finds its cut by itself. In each round everybody gets the same cores; where there are more than are
+needed, those that are fastest just then. The limit is a process for each core, all independent. In
+four stages, where nothing is asked for beside PyTorch, a recipe of ours that holds more batches
+takes its place. All these compute by PyTorch's kernels. Where the executor `tasks` has convolutions
+of its own, ours is measured once more with it, and so is one core: what stages gain is one thing,
+what faster kernels gain another.
 
 Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
 speeds, and ours is not.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
@@ -84,7 +85,7 @@ class Plan:
         micros: the numbers of micro-batches that are tried.
         tries: how often each is tried; the best counts, for others use the machine too.
         trial_s: of a trial.
-        compiled: let one core try torch.compile, and ours the executor `tasks`: both take long.
+        compiled: let peers try torch.compile, and ours the executor `tasks`: both take long.
     """
 
     setups: tuple[Setup, ...]
@@ -152,7 +153,7 @@ class _Bench:
         cores = choose_cores(setup.stages)
         self._pins = Pins(cores)
         with held_to(cores):
-            self._system, self._one, self._one_per_s = self._best_alone()
+            self._system, self._one, self._one_per_s, self._eager = self._best_alone()
             self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
 
     def equal(self) -> tuple[list[Row], list[Bar]]:
@@ -187,7 +188,9 @@ class _Bench:
         setup = self._setup
         best = next(iter(self._pipelines))
         alone = _in_parts(self._one, len(SPEEDS))
-        told = cut_for(alone, self._pipelines[best].micro, SPEEDS, budget_s=1.0)
+        equal = self._pipelines[best]
+        told = cut_for(_in_parts(self._eager, 2), equal.micro, SPEEDS, budget_s=1.0)
+        told = replace(told, compiled=equal.compiled)
         contenders: Contenders = {
             best: self._contender(best, told, SPEEDS),
             OURS: lambda: self._ours(SPEEDS),
@@ -239,25 +242,38 @@ class _Bench:
 
     # ---------------------------------------------------------------- the peers' best settings
 
-    def _best_alone(self) -> tuple[str, Task, float]:
-        """Return what plain training on one core is fastest with, and its samples/s."""
+    def _best_alone(self) -> tuple[str, Task, float, Task]:
+        """Return what plain training on one core is fastest with, and its samples/s.
+
+        The last is what it is fastest with by eager PyTorch, which stages begin with.
+        """
         task = Task(self._setup.model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
         systems = list(_ALONE) if self._plan.compiled else ["alone"]
         ways = [(name, replace(task, memory_format=it)) for name in systems for it in _LAYOUTS]
         pairs = {f"one core, {_describe_alone(*way)}": way for way in ways}
         tried = self._try(pairs)
         best = max(tried, key=lambda words: tried[words])
-        return *pairs[best], tried[best]
+        eager = max(tried, key=lambda words: tried[words] if pairs[words][0] == "alone" else 0.0)
+        return *pairs[best], tried[best], pairs[eager][1]
 
     def _best_pipelines(self) -> dict[str, PipelineTask]:
         """Return PyTorch's schedules, the faster first, each with its best micro-batches."""
         stages = self._setup.stages
-        alone = _in_parts(self._one, stages)
+        alone = _in_parts(self._eager, stages)
         micros = [micro for micro in self._plan.micros if micro >= stages]  # 1F1B's condition
         tasks = [cut_for(alone, micro, (1.0,) * stages, budget_s=0.5) for micro in micros]
-        pairs = {_describe(name, task): (name, task) for name in SCHEDULES for task in tasks}
+        tried = self._try_pipelines((name, task) for name in SCHEDULES for task in tasks)
+        if self._plan.compiled:  # which takes long, so only what is best without it is tried
+            best = best_of_each(tried).items()
+            tried |= self._try_pipelines((n, replace(task, compiled=True)) for n, task in best)
+        return best_of_each(tried)
+
+    def _try_pipelines(
+        self, candidates: Iterable[tuple[str, PipelineTask]]
+    ) -> dict[tuple[str, PipelineTask], float]:
+        pairs = {_describe(*pair): pair for pair in candidates}
         tried = self._try(pairs)
-        return best_of_each({pairs[words]: speed for words, speed in tried.items()})
+        return {pairs[words]: speed for words, speed in tried.items()}
 
     def _try(self, candidates: Mapping[str, tuple[str, Task]]) -> dict[str, float]:
         """Return the best speed of each (system, task) in a few short trials, in turn."""
@@ -286,7 +302,8 @@ def _in_parts(task: Task, count: int) -> Task:
 
 
 def _describe(name: str, task: PipelineTask) -> str:
-    return f"torch {SCHEDULES[name]}, {task.micro} micro-batches"
+    compiled = ", torch.compile" if task.compiled else ""
+    return f"torch {SCHEDULES[name]}, {task.micro} micro-batches{compiled}"
 
 
 def _describe_alone(system: str, task: Task) -> str:
@@ -299,19 +316,18 @@ def _rows(label: str, names: Mapping[str, str], values: Values) -> list[Row]:
 
 def equal_bars(setup: Setup, values: Values) -> list[Bar]:
     """Return what ours is worth beside one core, and beside whichever of PyTorch's is faster."""
-    ours = values[OURS]
-    over_one = median_ratio(ours, values[ONE])
-    bars = [Bar(f"{setup.label}: convoy / one core", over_one, at_least=setup.over_one)]
-    if setup.over_torch is not None:
-        theirs = zip(*(values[name] for name in SCHEDULES), strict=True)
-        over_torch = median_ratio(ours, [max(speeds) for speeds in theirs])
-        name = f"{setup.label}: convoy / torch's better schedule"
-        bars.append(Bar(name, over_torch, at_least=setup.over_torch))
-    if OURS_TASKS in values:
-        for one in (ONE_TASKS, ONE):
-            ratio = median_ratio(values[OURS_TASKS], values[one])
-            name = f"{setup.label}: {OURS_TASKS} / {one}"
-            bars.append(Bar(name, ratio, at_least=setup.over_one))
+    bars = []
+    for ours in (name for name in (OURS, OURS_TASKS) if name in values):
+        for one in (name for name in (ONE, ONE_TASKS) if name in values):
+            if one == ONE_TASKS and ours == OURS:
+                continue  # their kernels differ
+            ratio = median_ratio(values[ours], values[one])
+            bars.append(Bar(f"{setup.label}: {ours} / {one}", ratio, at_least=setup.over_one))
+        if setup.over_torch is not None:
+            theirs = zip(*(values[name] for name in SCHEDULES), strict=True)
+            ratio = median_ratio(values[ours], [max(speeds) for speeds in theirs])
+            name = f"{setup.label}: {ours} / torch's better schedule"
+            bars.append(Bar(name, ratio, at_least=setup.over_torch))
     return bars
 
 

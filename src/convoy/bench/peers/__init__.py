@@ -22,7 +22,7 @@ from convoy.errors import EnvironmentProblem
 from convoy.registry import Entry, Registry
 
 _TRIAL_STEPS = 2
-_PATIENCE_S = 180.0  # beyond what a measurement should take
+_PATIENCE_S = 600.0  # beyond what a measurement should take; deep networks are compiled meanwhile
 
 Step = Callable[[], int]  # trains on some samples; returns how many the network learned from
 

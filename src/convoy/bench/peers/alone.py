@@ -6,6 +6,7 @@ Its loop, the plainest there is, is also the one that the other systems are put 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn, optim
@@ -99,8 +100,8 @@ def _join(task: Task, node: int, address: str) -> Iterator[Step]:
 def _join_compiled(task: Task, node: int, address: str) -> Iterator[Step]:
     del address
     model = make_model(task)
-    model.compile(dynamic=False)
-    yield _loop(task, node, model).step
+    # Not model.compile(): that leaves a network of blocks in pieces, at half of this speed.
+    yield _loop(task, node, cast(nn.Module, torch.compile(model, dynamic=False))).step
 
 
 def _loop(task: Task, node: int, model: nn.Module) -> Loop:

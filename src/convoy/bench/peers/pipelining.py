@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor, autograd, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
@@ -36,10 +37,12 @@ class PipelineTask(Task):
     Attributes:
         micro: micro-batches of a step.
         bounds: numbers of each stage's first block, and the number of blocks.
+        compiled: the stages, by torch.compile.
     """
 
     micro: int = 1
     bounds: Bounds = ()
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         """Check that there is a stage for each node, and that micro-batches are equal."""
@@ -62,16 +65,18 @@ def cut_for(task: Task, micro: int, speeds: Sequence[float], budget_s: float) ->
     return PipelineTask(**given, micro=micro, bounds=bounds)
 
 
-class _ChannelsFirst(autograd.Function):
-    """Sees what came as NHWC as NCHW; its gradient goes back as NHWC. Gloo wants it dense."""
+class _Arrived(autograd.Function):
+    """Sees what came, which may lie as NHWC, as NCHW; its gradient goes back like it, dense."""
 
     @staticmethod
-    def forward(ctx: Any, x_NHWC: Tensor) -> Tensor:  # noqa: ANN401, N803 - ctx is torch's own
-        return x_NHWC.permute(0, 3, 1, 2)
+    def forward(ctx: Any, x: Tensor, channels_last: bool) -> Tensor:  # noqa: ANN401 - torch's own
+        ctx.channels_last = channels_last
+        return x.permute(0, 3, 1, 2) if channels_last else x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient_NCHW: Tensor) -> Tensor:  # noqa: ANN401, N803
-        return gradient_NCHW.permute(0, 2, 3, 1).contiguous()
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        found = gradient.permute(0, 2, 3, 1) if ctx.channels_last else gradient
+        return found.contiguous(), None
 
 
 class Part(nn.Module):
@@ -80,14 +85,15 @@ class Part(nn.Module):
     def __init__(self, task: PipelineTask, stage: int) -> None:
         super().__init__()
         units = [unit for _, unit in walk_units(make_model(task))]
-        self.blocks = nn.Sequential(*units[task.bounds[stage] : task.bounds[stage + 1]])
+        blocks = nn.Sequential(*units[task.bounds[stage] : task.bounds[stage + 1]])
+        self.blocks = torch.compile(blocks, dynamic=False) if task.compiled else blocks
         self._is_first, self._is_last = stage == 0, stage == task.num_nodes - 1
         self._channels_last = task.memory_format == "channels_last"
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the stage's part of the network."""
-        if not self._is_first and self._channels_last and x.dim() == 4:
-            x = _ChannelsFirst.apply(x)  # type: ignore[no-untyped-call]
+        if not self._is_first:
+            x = _Arrived.apply(x, self._channels_last and x.dim() == 4)  # type: ignore[no-untyped-call]
         y: Tensor = self.blocks(x)
         if self._is_last:
             return y
