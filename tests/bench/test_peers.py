@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 @pytest.mark.parametrize(
     ("system", "ratio"),
-    [("alone", None), ("compiled", None), ("ddp", 1), ("ddp-oracle", 10 / 6), ("torchft", 1)],
+    [("alone", None), ("ddp", 1), ("ddp-oracle", 10 / 6), ("torchft", 1)],
 )
 def test_a_crew_has_a_speed(system: str, ratio: float | None) -> None:
     assert available(system) is None
@@ -37,8 +37,9 @@ def test_a_batch_that_cannot_be_divided_alike_is_still_whole() -> None:
     assert Task("lenet5", (1, 28, 28), 10, batch=11, shares=(5, 3, 3)).equal_shares == (4, 4, 3)
 
 
-def test_the_oracle_learns_what_one_process_learns_from_the_whole_batch() -> None:
-    task = Task("lenet5", (1, 28, 28), 10, batch=16, shares=(11, 5), precision="fp64")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_oracle_learns_what_one_process_learns_from_the_whole_batch(compiled: bool) -> None:
+    task = Task("lenet5", (1, 28, 28), 10, 16, (11, 5), precision="fp64", compiled=compiled)
     with ddp.open_store() as address:
         given = [(task, node, address) for node in range(2)]
         with Crew(_learn_three_steps, given) as crew:

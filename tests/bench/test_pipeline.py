@@ -49,11 +49,10 @@ class _Measured:
     ) -> float:
         self.calls.append((system, task, seconds))
         layout = 1.0 if task.memory_format == "contiguous" else 0.8
-        layout *= self.compiling_is_worth if system == "compiled" else 1.0
+        layout *= self.compiling_is_worth if task.compiled else 1.0
         cores = sum(slots.speeds) if isinstance(slots, _Lab) else task.num_nodes
         if isinstance(task, PipelineTask):
             micro = {"gpipe": 8, "1f1b": 4}[system]
-            layout *= self.compiling_is_worth if task.compiled else 1.0
             return 75.0 * cores * layout * (1.0 if task.micro == micro else 0.9)
         return 100.0 * cores * layout
 
@@ -102,8 +101,8 @@ def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> N
         return {system: value for (task, system), value in medians.items() if task == asked}
 
     assert of("resnet110, 2 stages, batch 128") == {
-        "torch GPipe, 8 micro-batches": 150.0,
-        "torch 1F1B, 4 micro-batches": 150.0,
+        "torch GPipe, 8 micro-batches, eager": 150.0,
+        "torch 1F1B, 4 micro-batches, eager": 150.0,
         "plain training on one core, contiguous, eager": 100.0,
         "convoy, pipeline": 190.0,
         "one process for each core, summed: the limit": 200.0,

@@ -45,7 +45,7 @@ def test_a_killed_stage_is_noticed_and_comes_back_and_the_interval_is_all_that_i
 
 def test_a_killed_stage_that_computes_tasks_comes_back_as_one() -> None:
     options = {**PIPELINE, "cuts": 7, "model": "tests.pipeline.nets:deep", "executor": "tasks"}
-    with Team(epochs=4, **options) as team:
+    with Team(epochs=3, **options) as team:
         team.wait_for_group(0, 1)
         team.wait_for(lambda: team.events("checkpoint"), "a checkpoint")
         before = max(r["step"] for r in team.events("checkpoint"))
@@ -57,8 +57,8 @@ def test_a_killed_stage_that_computes_tasks_comes_back_as_one() -> None:
     assert len(team.faults_of(1)) == 1
     assert team.events("start")[0]["executor"] == "tasks"
     assert not any("tasks" in warning["reason"] for warning in team.events("warning"))
-    assert find_faults(team.ledger(), SAMPLES, 4) == []
-    assert load_newest(team.out / "checkpoints").checkpoint.progress["epoch"] == 4
+    assert find_faults(team.ledger(), SAMPLES, 3) == []
+    assert load_newest(team.out / "checkpoints").checkpoint.progress["epoch"] == 3
 
 
 def test_a_plain_run_in_stages_is_exact_whoever_is_killed() -> None:

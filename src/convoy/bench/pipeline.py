@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -41,13 +42,14 @@ ONE_TASKS, OURS_TASKS = f"{ONE}, tasks", f"{OURS}, tasks"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 SPEEDS = (1.0, 0.5)
 _LAYOUTS = ("channels_last", "contiguous")
-_ALONE = {"alone": "eager", "compiled": "torch.compile"}  # one core's systems, for people
+_ALONE = "alone"  # the system that is one core by itself
 _SHAPE, _CLASSES, _BATCH = (3, 32, 32), 10, 128
 _FILLED = 3  # steps of ours after its trials: the stages are full again
 
 _ROOMY = "convoy:order=stale"  # holds twice as many batches: stages wait less for each other
 
 Values = Mapping[str, Sequence[float]]
+_T = TypeVar("_T", bound=Task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class _Bench:
         cores = choose_cores(setup.stages)
         self._pins = Pins(cores)
         with held_to(cores):
-            self._system, self._one, self._one_per_s, self._eager = self._best_alone()
+            self._one, self._one_per_s, self._eager = self._best_alone()
             self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
 
     def equal(self) -> tuple[list[Row], list[Bar]]:
@@ -161,13 +163,13 @@ class _Bench:
         setup = self._setup
         contenders: Contenders = {
             **{name: self._contender(name, task) for name, task in self._pipelines.items()},
-            ONE: self._contender(self._system, self._one),
+            ONE: self._contender(_ALONE, self._one),
             OURS: lambda: self._ours(),
-            LIMIT: self._contender(self._system, _in_parts(self._one, setup.stages)),
+            LIMIT: self._contender(_ALONE, _in_parts(self._one, setup.stages)),
         }
         names = {
             **{name: _describe(name, task) for name, task in self._pipelines.items()},
-            ONE: f"plain training on one core, {_describe_alone(self._system, self._one)}",
+            ONE: _describe(_ALONE, self._one),
             OURS: "convoy, pipeline",
             LIMIT: "one process for each core, summed: the limit",
         }
@@ -194,7 +196,7 @@ class _Bench:
         contenders: Contenders = {
             best: self._contender(best, told, SPEEDS),
             OURS: lambda: self._ours(SPEEDS),
-            LIMIT: self._contender(self._system, alone, SPEEDS),
+            LIMIT: self._contender(_ALONE, alone, SPEEDS),
         }
         names = {
             best: f"{_describe(best, told)}, told the speeds",
@@ -242,19 +244,19 @@ class _Bench:
 
     # ---------------------------------------------------------------- the peers' best settings
 
-    def _best_alone(self) -> tuple[str, Task, float, Task]:
+    def _best_alone(self) -> tuple[Task, float, Task]:
         """Return what plain training on one core is fastest with, and its samples/s.
 
         The last is what it is fastest with by eager PyTorch, which stages begin with.
         """
         task = Task(self._setup.model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
-        systems = list(_ALONE) if self._plan.compiled else ["alone"]
-        ways = [(name, replace(task, memory_format=it)) for name in systems for it in _LAYOUTS]
-        pairs = {f"one core, {_describe_alone(*way)}": way for way in ways}
-        tried = self._try(pairs)
-        best = max(tried, key=lambda words: tried[words])
-        eager = max(tried, key=lambda words: tried[words] if pairs[words][0] == "alone" else 0.0)
-        return *pairs[best], tried[best], pairs[eager][1]
+        ways = [replace(task, memory_format=layout) for layout in _LAYOUTS]
+        eager = self._try((_ALONE, way) for way in ways)
+        tried = dict(eager)
+        if self._plan.compiled:
+            tried |= self._try((_ALONE, replace(way, compiled=True)) for way in ways)
+        best = max(tried, key=lambda pair: tried[pair])
+        return best[1], tried[best], max(eager, key=lambda pair: eager[pair])[1]
 
     def _best_pipelines(self) -> dict[str, PipelineTask]:
         """Return PyTorch's schedules, the faster first, each with its best micro-batches."""
@@ -262,29 +264,22 @@ class _Bench:
         alone = _in_parts(self._eager, stages)
         micros = [micro for micro in self._plan.micros if micro >= stages]  # 1F1B's condition
         tasks = [cut_for(alone, micro, (1.0,) * stages, budget_s=0.5) for micro in micros]
-        tried = self._try_pipelines((name, task) for name in SCHEDULES for task in tasks)
+        tried = self._try((name, task) for name in SCHEDULES for task in tasks)
         if self._plan.compiled:  # which takes long, so only what is best without it is tried
             best = best_of_each(tried).items()
-            tried |= self._try_pipelines((n, replace(task, compiled=True)) for n, task in best)
+            tried |= self._try((name, replace(task, compiled=True)) for name, task in best)
         return best_of_each(tried)
 
-    def _try_pipelines(
-        self, candidates: Iterable[tuple[str, PipelineTask]]
-    ) -> dict[tuple[str, PipelineTask], float]:
-        pairs = {_describe(*pair): pair for pair in candidates}
-        tried = self._try(pairs)
-        return {pairs[words]: speed for words, speed in tried.items()}
-
-    def _try(self, candidates: Mapping[str, tuple[str, Task]]) -> dict[str, float]:
+    def _try(self, candidates: Iterable[tuple[str, _T]]) -> dict[tuple[str, _T], float]:
         """Return the best speed of each (system, task) in a few short trials, in turn."""
         plan = self._plan
         best = dict.fromkeys(candidates, 0.0)
         for _ in range(plan.tries):
-            for words, (system, task) in candidates.items():
+            for system, task in best:
                 speed = measure_crew(system, task, self._pins, warm_s=0.0, seconds=plan.trial_s)
-                best[words] = max(best[words], speed)
-        for words, speed in best.items():
-            self._tell(f"  trial: {words} {speed:,.0f}")
+                best[system, task] = max(best[system, task], speed)
+        for pair, speed in best.items():
+            self._tell(f"  trial: {_describe(*pair)} {speed:,.0f}")
         return best
 
 
@@ -301,13 +296,11 @@ def _in_parts(task: Task, count: int) -> Task:
     return replace(task, shares=tuple(task.batch // count for _ in range(count)))
 
 
-def _describe(name: str, task: PipelineTask) -> str:
-    compiled = ", torch.compile" if task.compiled else ""
-    return f"torch {SCHEDULES[name]}, {task.micro} micro-batches{compiled}"
-
-
-def _describe_alone(system: str, task: Task) -> str:
-    return f"{task.memory_format}, {_ALONE[system]}"
+def _describe(system: str, task: Task) -> str:
+    how = "torch.compile" if task.compiled else "eager"
+    if isinstance(task, PipelineTask):
+        return f"torch {SCHEDULES[system]}, {task.micro} micro-batches, {how}"
+    return f"plain training on one core, {task.memory_format}, {how}"
 
 
 def _rows(label: str, names: Mapping[str, str], values: Values) -> list[Row]:

@@ -1,7 +1,6 @@
 """Other systems that train one network on several nodes, each with its best settings.
 
 alone        every node trains by itself, nothing is exchanged: the limit
-compiled     the same, by torch.compile
 ddp          torch's DistributedDataParallel, equal shares: what everybody uses
 ddp-oracle   the same with shares in proportion to the speeds, told by hand
 torchft      fault-tolerant DDP of torchft, equal shares
@@ -35,6 +34,7 @@ class Task:
         in_shape: channels, height and width of an image.
         batch: samples of a step, of all nodes together.
         shares: how many of them each node takes, where a system lets one say so.
+        compiled: the network, by torch.compile, where a system can have it so.
         ddp: settings of DDP that differ from what is best for small networks.
     """
 
@@ -50,6 +50,7 @@ class Task:
     nesterov: bool = True
     weight_decay: float = 5e-4
     seed: int = 0
+    compiled: bool = False
     ddp: tuple[tuple[str, object], ...] = ()
 
     def __post_init__(self) -> None:
@@ -106,7 +107,6 @@ PEERS: Registry[Peer] = Registry(
     "peer",
     {
         "alone": Entry("convoy.bench.peers.alone:ALONE", "no exchange at all: the limit"),
-        "compiled": Entry("convoy.bench.peers.alone:COMPILED", "the same, by torch.compile"),
         "ddp": Entry("convoy.bench.peers.ddp:DDP", "torch's DDP, equal shares"),
         "ddp-oracle": Entry("convoy.bench.peers.ddp:ORACLE", "torch's DDP, shares by hand"),
         "torchft": Entry("convoy.bench.peers.torchft:TORCHFT", "torchft's DDP, equal shares"),

@@ -5,7 +5,6 @@ Its loop, the plainest there is, is also the one that the other systems are put 
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -29,6 +28,14 @@ def make_model(task: Task) -> nn.Module:
     """Return the task's network; its weights are the same on every node."""
     model = build_model(task.model, task.in_shape, task.classes, task.seed)
     return arithmetic_of(task).place(model)
+
+
+def compiled_if_asked(task: Task, part: nn.Module) -> nn.Module:
+    """Return a network, or a part of one, as the task says that it is run."""
+    if not task.compiled:
+        return part
+    # Not part.compile(): that leaves a network of blocks in pieces, at half of this speed.
+    return cast(nn.Module, torch.compile(part, dynamic=False))
 
 
 class Samples:
@@ -93,21 +100,9 @@ class Loop:
 @contextmanager
 def _join(task: Task, node: int, address: str) -> Iterator[Step]:
     del address
-    yield _loop(task, node, make_model(task)).step
-
-
-@contextmanager
-def _join_compiled(task: Task, node: int, address: str) -> Iterator[Step]:
-    del address
-    model = make_model(task)
-    # Not model.compile(): that leaves a network of blocks in pieces, at half of this speed.
-    yield _loop(task, node, cast(nn.Module, torch.compile(model, dynamic=False))).step
-
-
-def _loop(task: Task, node: int, model: nn.Module) -> Loop:
-    samples = Samples(task, node, task.batch)
-    return Loop(task, model, make_optimizer(model, task.config), samples, task.batch)
+    model, samples = make_model(task), Samples(task, node, task.batch)
+    optimizer = make_optimizer(model, task.config)
+    yield Loop(task, compiled_if_asked(task, model), optimizer, samples, task.batch).step
 
 
 ALONE = Peer(lockstep=False, meet=lambda num_nodes: nullcontext(""), join=_join)
-COMPILED = replace(ALONE, join=_join_compiled)

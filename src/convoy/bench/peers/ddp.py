@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from convoy.bench.peers import Peer, Step, Task
-from convoy.bench.peers.alone import Loop, Samples, make_model
+from convoy.bench.peers.alone import Loop, Samples, compiled_if_asked, make_model
 from convoy.bench.peers.crew import Crew, Link, Slots
 from convoy.config import Config
 from convoy.data.augment import choose_augmentation
@@ -102,7 +102,7 @@ def make_loop(task: Task, node: int, shares: Sequence[int], model: nn.Module) ->
     """Return the loop of a node that is in the group."""
     optimizer = make_optimizer(model, task.config)
     samples = Samples(task, node, shares[node])
-    wrapped = wrap_model(model, **dict(task.ddp))
+    wrapped = wrap_model(compiled_if_asked(task, model), **dict(task.ddp))
     return Loop(task, wrapped, optimizer, samples, task.batch / task.num_nodes)
 
 

@@ -16,14 +16,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from torch import Tensor, autograd, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn import functional
 
 from convoy.bench.peers import Peer, Step, Task, ddp
-from convoy.bench.peers.alone import Samples, arithmetic_of, make_model
+from convoy.bench.peers.alone import Samples, arithmetic_of, compiled_if_asked, make_model
 from convoy.inner.optimizer import make_optimizer
 from convoy.models.blocks import walk_units
 from convoy.pipeline.costs import measure_blocks
@@ -37,12 +36,10 @@ class PipelineTask(Task):
     Attributes:
         micro: micro-batches of a step.
         bounds: numbers of each stage's first block, and the number of blocks.
-        compiled: the stages, by torch.compile.
     """
 
     micro: int = 1
     bounds: Bounds = ()
-    compiled: bool = False
 
     def __post_init__(self) -> None:
         """Check that there is a stage for each node, and that micro-batches are equal."""
@@ -86,7 +83,7 @@ class Part(nn.Module):
         super().__init__()
         units = [unit for _, unit in walk_units(make_model(task))]
         blocks = nn.Sequential(*units[task.bounds[stage] : task.bounds[stage + 1]])
-        self.blocks = torch.compile(blocks, dynamic=False) if task.compiled else blocks
+        self.blocks = compiled_if_asked(task, blocks)
         self._is_first, self._is_last = stage == 0, stage == task.num_nodes - 1
         self._channels_last = task.memory_format == "channels_last"
 
