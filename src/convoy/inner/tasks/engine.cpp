@@ -352,8 +352,8 @@ class Engine : public torch::CustomClassHolder {
     return true;
   }
 
-  // Until something is ready. Of an offer nobody is told, who offers has better things to do than
-  // to look who sleeps: that is seen when a sleeper looks around again.
+  // Until something is ready. An offer wakes nobody, for whoever makes one would have to look for
+  // sleepers each time: they find it when they look around again.
   void sleep() {
     std::unique_lock<std::mutex> lock(mutex_);
     ++num_asleep_;
