@@ -36,6 +36,7 @@ _WINOGRAD = pytest.mark.parametrize(
         (2, 48, 16, 6, 10),
         (2, 80, 64, 4, 38),  # wider than a block, a number of inputs that is not a common one
         (2, 16, 128, 2, 130),
+        (3, 272, 144, 2, 4),  # gradients in parts, the last of them smaller
     ],
 )
 

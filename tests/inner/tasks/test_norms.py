@@ -170,12 +170,26 @@ def test_parts_are_added_up_in_their_order(ops: Ops, dtype: torch.dtype) -> None
     parts = [torch.full((3, 70), value, dtype=dtype) for value in (1.0, 2.0, 4.0)]
     parts[1] = parts[1].t().contiguous().t()  # lies in memory in another way
     out = torch.zeros(3, 70, dtype=dtype)
-    ops.sum_parts(out, parts)
+    ops.sum_parts(out, parts, 0)
     assert torch.equal(out, torch.full_like(out, 7.0))
     held = torch.zeros(9, 70, dtype=dtype)
-    ops.sum_parts(held.narrow(0, 3, 3), parts)
+    ops.sum_parts(held.narrow(0, 3, 3), parts, 0)
     assert torch.equal(held[3:6], out)
     assert int(held.count_nonzero()) == 210
+
+
+def test_some_rows_of_parts_are_added_up(ops: Ops) -> None:
+    rows = torch.arange(5.0)[:, None].expand(5, 4)
+    parts = [rows.contiguous(), (10 * rows).t().contiguous().t()]
+    out = torch.zeros(9, 4)
+    ops.sum_parts(out.narrow(0, 6, 2), parts, 3)
+    assert out[:, 0].tolist() == [0, 0, 0, 0, 0, 0, 33, 44, 0]
+
+
+def test_numbers_alone_are_added_up(ops: Ops) -> None:
+    out = torch.zeros(())
+    ops.sum_parts(out, [torch.tensor(1.0), torch.tensor(2.0)], 0)
+    assert float(out) == 3
 
 
 @pytest.mark.parametrize("portable", [False, True])

@@ -41,7 +41,7 @@ void with_type(const Tensor& x, const F& f) {
   else TORCH_CHECK(false, "these convolutions are not for ", x.scalar_type());
 }
 
-inline int64_t whole_vectors(int64_t channels) { return (channels + kLane - 1) / kLane * kLane; }
+inline int64_t whole_vectors(int64_t channels) { return round_up(channels, kLane); }
 
 // So many vectors of one side of a product are held at a time.
 inline int64_t vectors_for(int64_t channels) {

@@ -435,15 +435,22 @@ Tensor norm_back_apply(
 
 // ---------------------------------------------------------------- sums of all groups
 
-// out = part 0 + part 1 + ..., in this order.
-void sum_parts(Tensor out, at::TensorList parts) {
-  std::vector<Tensor> held;
-  for (const auto& part : parts) held.push_back(dense_like(part, out));
+// out = part 0 + part 1 + ..., in this order; of the parts as many rows as out has, from one on.
+void sum_parts(Tensor out, at::TensorList parts, int64_t first) {
+  const int64_t skipped = first ? first * out.stride(0) : 0;
+  std::vector<Tensor> moved;  // parts that lie in memory in another way
   by_type(out, [&](auto sample) {
     using T = decltype(sample);
     using A = typename Sum<T>::type;
     std::vector<const T*> from;
-    for (const auto& part : held) from.push_back(part.const_data_ptr<T>());
+    for (const auto& part : parts) {
+      if (part.strides() == out.strides()) {
+        from.push_back(part.const_data_ptr<T>() + skipped);
+      } else {
+        moved.push_back(dense_like(part.narrow(0, first, out.size(0)), out));
+        from.push_back(moved.back().template const_data_ptr<T>());
+      }
+    }
     T* to = out.data_ptr<T>();
     constexpr int64_t kBlock = 64;
     for (int64_t start = 0; start < out.numel(); start += kBlock) {

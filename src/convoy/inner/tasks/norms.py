@@ -32,7 +32,7 @@ _SCHEMAS = (
     "norm_back_total(Tensor[] parts, Tensor total, Tensor like) -> (Tensor, Tensor, Tensor)",
     "norm_back_apply(Tensor dy, Tensor x, Tensor total, Tensor sums, Tensor? weight, int count, "
     "Tensor? y) -> Tensor",
-    "sum_parts(Tensor(a!) out, Tensor[] parts) -> ()",
+    "sum_parts(Tensor(a!) out, Tensor[] parts, int first) -> ()",
 )
 
 
@@ -125,9 +125,11 @@ def norm_back_apply(
     return (_cut(dy, y).to(inner) * by_dy + (x.to(inner) * by_x + constant)).to(x.dtype)
 
 
-def sum_parts(out: Tensor, parts: Sequence[Tensor]) -> None:
-    """Add up what the groups found, in their order."""
+def sum_parts(out: Tensor, parts: Sequence[Tensor], first: int) -> None:
+    """Add up what the groups found, in their order; as many rows as asked for, from one on."""
     inner = _inner_type(out)
+    if out.ndim:
+        parts = [part.narrow(0, first, len(out)) for part in parts]
     total = parts[0].to(inner, copy=True)
     for part in parts[1:]:
         total += part

@@ -28,8 +28,6 @@ constexpr int64_t kRows = 8;    // of results that are made together, so that th
 constexpr int64_t kOver = 40;   // places behind a frame that products may read
 constexpr bool kInside[4] = {true, true, true, true};
 
-int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
-
 // Places that a stride reaches.
 int64_t reached(int64_t size, int64_t stride) { return (size + stride - 1) / stride; }
 

@@ -249,7 +249,7 @@ class _Writer:
         program.in_sections = recording.flow >= 0
         if recording.loss >= 0:
             program.loss = self._input("loss")
-            args = (Slot(program.loss), self._of_groups(recording.loss))
+            args = (Slot(program.loss), self._of_groups(recording.loss), 0)
             self._once(OPS.sum_parts.default, args, "loss")
         program.logits = self._together(recording.logits, "logits")
         if recording.error >= 0:
@@ -284,7 +284,7 @@ class _Writer:
             elif numbers > self._slice:
                 self._update_slices(name, numbers)
             else:
-                self._add_up(name, Slot(self._input(f"g:{name}")), None)
+                self._add_up(name, self._input(f"g:{name}"), 0)
                 bucket.append(name)
             if sum(torch.Size(self._shapes[n]).numel() for n in bucket) >= self._slice // 2:
                 self._move_bucket(bucket)
@@ -298,11 +298,10 @@ class _Writer:
             return [Slot(self._slots[value, -1])]
         return self._of_groups(value)
 
-    def _add_up(self, name: str, out: Slot, rows: tuple[int, int] | None) -> None:
-        parts = self._parts_of(name)
-        if rows is not None:
-            parts = [Slot(self._narrowed(part, rows, name)) for part in parts]
-        self._once(OPS.sum_parts.default, (out, parts), name, kind="update")
+    def _add_up(self, name: str, out: int, first: int) -> None:
+        """Add up what the groups found of a gradient, from some row on."""
+        args = (Slot(out), self._parts_of(name), first)
+        self._once(OPS.sum_parts.default, args, name, kind="update")
 
     def _narrowed(self, source: Slot, rows: tuple[int, int], name: str) -> int:
         out = self._new()
@@ -314,7 +313,7 @@ class _Writer:
         """Do a large weight in several tasks: each takes some of its rows."""
         for rows in _pieces(self._shapes[name][0], -(-numbers // self._slice)):
             taken = self._taken(name, rows)
-            self._add_up(name, Slot(taken["g"]), rows)
+            self._add_up(name, taken["g"], rows[0])
             self._move({kind: [place] for kind, place in taken.items()}, name)
 
     def _update_rows(self, name: str, numbers: int) -> None:

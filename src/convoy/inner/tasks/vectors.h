@@ -12,6 +12,8 @@ namespace convoy {
 
 constexpr int64_t kLane = 16;  // numbers in a vector
 
+inline int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+
 typedef float Lanes __attribute__((vector_size(64)));
 typedef float Anywhere __attribute__((vector_size(64), aligned(4), may_alias));
 
@@ -29,7 +31,6 @@ inline Halves load_halves(const void* from) { return *static_cast<const HalvesAn
 inline void store_halves(void* to, Halves value) { *static_cast<HalvesAnywhere*>(to) = value; }
 inline Words load_words(const void* from) { return *static_cast<const WordsAnywhere*>(from); }
 inline void store_words(void* to, Words value) { *static_cast<WordsAnywhere*>(to) = value; }
-
 
 inline Words widened(Halves upper) {
 #if defined(__AVX512F__)

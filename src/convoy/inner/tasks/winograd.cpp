@@ -18,8 +18,10 @@ namespace convoy {
 
 constexpr int64_t kPlanes = 16;    // of a tile of 4x4
 constexpr int64_t kTogether = 16;  // accumulators of a small product: tiles x vectors
-constexpr int64_t kBlock = 64;      // tiles that are worked on together,
-constexpr int64_t kPieceBlock = 32;  // or where others may take some of them
+constexpr int64_t kBlock = 32;     // tiles that are worked on together
+// For filters' gradients, whose sums over all tiles stay in a core's cache:
+constexpr int64_t kGradientBlock = 64;            // tiles,
+constexpr int64_t kOutputs = 256, kInputs = 128;  // and channels
 
 // ---------------------------------------------------------------- shapes
 
@@ -45,14 +47,12 @@ void with_known(int64_t channels, const F& f) {
 
 // Rows of tiles that are worked on together, so that their planes fit a core's cache.
 struct Block {
-  int64_t rows, tiles;  // tiles: a multiple of what a product takes at once
+  int64_t rows, tiles;  // tiles: a multiple of those that a product takes `together`
 
-  Block(const Shape& shape, int64_t wanted) {
+  Block(const Shape& shape, int64_t wanted, int64_t together = 1) {
     rows = std::min(std::max<int64_t>(1, wanted / shape.across()), shape.rows());
-    tiles = tiles_of(rows * shape.across());
+    tiles = round_up(rows * shape.across(), together);
   }
-
-  static int64_t tiles_of(int64_t count) { return (count + kTogether - 1) / kTogether * kTogether; }
 
   int64_t count(const Shape& shape) const { return (shape.rows() + rows - 1) / rows; }
 };
@@ -89,10 +89,10 @@ struct Column {
 // B' d B of a row of tiles, for one vector of channels, from four rows of the image.
 template <typename T, typename Reader>
 void spread_inputs(
-    const T* const rows[4], const Shape& shape, int64_t c, const Reader& read, float* out, int64_t stride) {
-  int64_t channels = shape.channels;
+    const T* const rows[4], const Shape& shape, int64_t c, const Reader& read, const Planes& to, float* out) {
+  const int64_t channels = shape.channels, stride = to.stride, step = to.channels;
   Column first, second(rows, c, read);  // what lies left of the image is 0
-  for (int64_t x = 1; x < shape.width; x += 2, out += channels) {
+  for (int64_t x = 1; x < shape.width; x += 2, out += step) {
     Column third(rows, x * channels + c, read);
     Column fourth = x + 1 < shape.width ? Column(rows, (x + 1) * channels + c, read) : Column();
     for (int i = 0; i < 4; ++i) {
@@ -107,10 +107,12 @@ void spread_inputs(
   }
 }
 
-// The same for a block of rows of tiles, wherever these begin and end in the images.
+// The same for a block of rows of tiles, wherever these begin and end in the images, and for as many
+// channels as there is room for, from the first one given.
 template <typename T, typename Reader>
 void spread_block(
-    const T* images, const Shape& shape, int64_t row, int64_t count, Reader read, const Planes& to) {
+    const T* images, const Shape& shape, int64_t first, int64_t row, int64_t count, Reader read,
+    const Planes& to) {
   int64_t line = shape.width * shape.channels, down = shape.height / 2;
   const T* nothing = reinterpret_cast<const T*>(room(3).of(line));  // nobody writes there
   for (int64_t i = 0; i < count; ++i) {
@@ -121,22 +123,23 @@ void spread_block(
       inside[k] = top + k >= 0 && top + k < shape.height;
       rows[k] = inside[k] ? images + (sample * shape.height + top + k) * line : nothing;
     }
-    for (int64_t c = 0; c < shape.channels; c += kLane) {
-      read.begin(c, inside);
-      spread_inputs(rows, shape, c, read, to.at(0, i * shape.across()) + c, to.stride);
+    for (int64_t c = 0; c < to.channels; c += kLane) {
+      read.begin(first + c, inside);
+      spread_inputs(rows, shape, first + c, read, to, to.at(0, i * shape.across()) + c);
     }
   }
 }
 
 // A dY A' of a block of rows of tiles.
 template <typename T>
-void spread_errors(const T* errors, const Shape& shape, int64_t row, int64_t count, const Planes& to) {
-  int64_t channels = shape.channels, line = shape.width * channels;
+void spread_errors(
+    const T* errors, const Shape& shape, int64_t first, int64_t row, int64_t count, const Planes& to) {
+  const int64_t channels = shape.channels, line = shape.width * channels, step = to.channels;
   for (int64_t i = 0; i < count; ++i) {
-    const T* upper = errors + (row + i) * 2 * line;
-    for (int64_t c = 0; c < channels; c += kLane) {
+    const T* upper = errors + (row + i) * 2 * line + first;
+    for (int64_t c = 0; c < to.channels; c += kLane) {
       float* out = to.at(0, i * shape.across()) + c;
-      for (int64_t x = 0; x < shape.width; x += 2, out += channels) {
+      for (int64_t x = 0; x < shape.width; x += 2, out += step) {
         const T* from = upper + x * channels + c;
         Lanes a = load(from), b = load(from + channels);
         Lanes d = load(from + line), e = load(from + line + channels);
@@ -244,8 +247,9 @@ inline void correlate(
     for (int j = 0; j < vectors; ++j) store(to + k * in + j * kLane, sums[k][j]);
 }
 
+// Not made part of who calls it: there its sums would not stay in registers.
 template <int vectors>
-void correlate_planes(const Planes& w, const Planes& v, int64_t tiles, float* sums) {
+[[gnu::noinline]] void correlate_planes(const Planes& w, const Planes& v, int64_t tiles, float* sums) {
   constexpr int rows = kTogether / vectors;
   int64_t in = v.channels, out = w.channels;
   for (int64_t plane = 0; plane < kPlanes; ++plane, sums += out * in)
@@ -325,7 +329,8 @@ struct Winograd {
     Shape in(x);
     auto y = pooled({in.samples, outputs(filters), in.height, in.width}, x.scalar_type());
     Shape out(y);
-    Block block(in, kPieceBlock);
+    const int64_t together = kTogether / vectors_for(out.channels);
+    Block block(in, kBlock, together);
     with_type(x, [&](auto sample) {
       using T = decltype(sample);
       in_pieces(block.count(in), [&](Piece piece) {
@@ -333,8 +338,8 @@ struct Winograd {
         auto finish = make_finish(sample, piece.number);
         int64_t stop = std::min(piece.last * block.rows, in.rows());
         for (int64_t row = piece.first * block.rows; row < stop; row += block.rows) {
-          int64_t count = std::min(block.rows, stop - row), tiles = block.tiles_of(count * in.across());
-          with_reader(norm, [&](auto read) { spread_block(x.const_data_ptr<T>(), in, row, count, read, v); });
+          int64_t count = std::min(block.rows, stop - row), tiles = round_up(count * in.across(), together);
+          with_reader(norm, [&](auto read) { spread_block(x.const_data_ptr<T>(), in, 0, row, count, read, v); });
           multiply_all(v, filters.const_data_ptr<float>(), m, tiles);
           for (int64_t i = 0; i < count; ++i) {
             int64_t upper = (row + i) * 2 * out.width * out.channels;
@@ -369,9 +374,9 @@ std::tuple<Tensor, Tensor> winograd_back(
   return convolution_back(Winograd(), dy, filters, x, Norm(total, weight, shift));
 }
 
-// G' u G of all pairs of channels, from the planes' sums.
+// G' u G of all pairs of some channels, from the planes' sums. A filter's place is for `all` inputs.
 template <typename T>
-void back_to_filters(const float* sums, int64_t inputs, int64_t outputs, T* to) {
+void back_to_filters(const float* sums, int64_t inputs, int64_t outputs, T* to, int64_t all) {
   int64_t pairs = inputs * outputs;
   for (int64_t k = 0; k < outputs; ++k)
     for (int64_t c = 0; c < inputs; c += kLane) {
@@ -385,40 +390,48 @@ void back_to_filters(const float* sums, int64_t inputs, int64_t outputs, T* to) 
         half[2][j] = 0.5f * (m1 + m2) + m3;
       }
       for (int i = 0; i < 3; ++i) {
-        T* at = to + (k * 9 + 3 * i) * inputs + c;
+        T* at = to + (k * 9 + 3 * i) * all + c;
         store(at, half[i][0] + 0.5f * (half[i][1] + half[i][2]));
-        store(at + inputs, 0.5f * (half[i][1] - half[i][2]));
-        store(at + 2 * inputs, 0.5f * (half[i][1] + half[i][2]) + half[i][3]);
+        store(at + all, 0.5f * (half[i][1] - half[i][2]));
+        store(at + 2 * all, 0.5f * (half[i][1] + half[i][2]) + half[i][3]);
       }
     }
 }
 
-// The filters' gradient.
+// The filters' gradient, for some channels after the other: what is spread anew for each of them
+// takes a small part of the time that their sums would take out of the cache.
 Tensor winograd_gradient(
     const Tensor& given_dy, const Tensor& given_x, const Given& total, const Given& weight,
     const Given& shift) {
   auto dy = channels_last(given_dy), x = channels_last(given_x);
   Norm norm(total, weight, shift);
   Shape in(x), out(dy);
-  int64_t pairs = in.channels * out.channels;
-  Block block(in, kBlock);
-  Planes v(block.tiles, in.channels, room(0)), w(block.tiles, out.channels, room(1));
-  float* sums = room(2).of(kPlanes * pairs);
-  std::fill_n(sums, kPlanes * pairs, 0.0f);
+  Block block(in, kGradientBlock);
   auto found = pooled({out.channels, in.channels, 3, 3}, x.scalar_type());
+  const int64_t across = (in.channels + kInputs - 1) / kInputs;
   with_type(x, [&](auto sample) {
     using T = decltype(sample);
-    for (int64_t row = 0; row < in.rows(); row += block.rows) {
-      int64_t count = std::min(block.rows, in.rows() - row);
-      with_reader(norm, [&](auto read) {
-        spread_block(x.const_data_ptr<T>(), in, row, count, read, v);
-      });
-      spread_errors(dy.const_data_ptr<T>(), out, row, count, w);
-      with_vectors(vectors_for(in.channels), [&](auto vectors) {
-        correlate_planes<vectors()>(w, v, count * in.across(), sums);
-      });
-    }
-    back_to_filters(sums, in.channels, out.channels, found.data_ptr<T>());
+    auto find = [&](int64_t c, int64_t k) {
+      int64_t inputs = std::min(kInputs, in.channels - c), outputs = std::min(kOutputs, out.channels - k);
+      Planes v(block.tiles, inputs, room(0)), w(block.tiles, outputs, room(1));
+      float* sums = room(2).of(kPlanes * inputs * outputs);
+      std::fill_n(sums, kPlanes * inputs * outputs, 0.0f);
+      for (int64_t row = 0; row < in.rows(); row += block.rows) {
+        int64_t count = std::min(block.rows, in.rows() - row);
+        with_reader(norm, [&](auto read) {
+          spread_block(x.const_data_ptr<T>(), in, c, row, count, read, v);
+        });
+        spread_errors(dy.const_data_ptr<T>(), out, k, row, count, w);
+        with_vectors(vectors_for(inputs), [&](auto vectors) {
+          correlate_planes<vectors()>(w, v, count * in.across(), sums);
+        });
+      }
+      T* to = found.data_ptr<T>() + k * 9 * in.channels + c;
+      back_to_filters(sums, inputs, outputs, to, in.channels);
+    };
+    in_pieces(across * ((out.channels + kOutputs - 1) / kOutputs), [&](Piece piece) {
+      for (int64_t i = piece.first; i < piece.last; ++i) find(i % across * kInputs, i / across * kOutputs);
+    });
   });
   return found;
 }
