@@ -1,6 +1,7 @@
 """A step sorted into what each group of samples does and what is done once."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from convoy.inner.tasks.recording import Operation, Recording
@@ -48,3 +49,14 @@ class Plan:
     recording: Recording
     updated: set[str] = field(default_factory=set)
     rows: dict[str, int] = field(default_factory=dict)
+
+
+def even_ranges(length: int, count: int) -> list[range]:
+    """Cut a length into so many ranges, as alike as can be; none is empty.
+
+    >>> even_ranges(10, 3), even_ranges(2, 5)
+    ([range(0, 3), range(3, 6), range(6, 10)], [range(0, 1), range(1, 2)])
+    """
+    count = min(length, count)
+    marks = [length * number // count for number in range(count + 1)]
+    return [range(first, last) for first, last in pairwise(marks)]

@@ -12,22 +12,23 @@ Whoever reads a value waits for its maker; whoever changes one in place waits fo
 it before. So a layer's update starts when its gradient is complete and its weights are free.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from convoy.inner.tasks.bundles import bundles_of
 from convoy.inner.tasks.instructions import Instruction, Program, Sgd, Slot, slots_in
 from convoy.inner.tasks.lowering import All, Counts
 from convoy.inner.tasks.norms import OPS
-from convoy.inner.tasks.plan import Kind, Part, Plan
-from convoy.inner.tasks.recording import Operation, Ref, Size
+from convoy.inner.tasks.plan import Kind, Part, Plan, even_ranges
+from convoy.inner.tasks.recording import Operation, Ref, Size, refs_in
 
 _aten = torch.ops.aten
 _ADDED = 1 << 17  # numbers of all groups' gradients that one task adds up at most
 _FEWEST = 1 << 11  # weights that are at least updated together
 _TILE = 1 << 19  # weights of a large layer that one task works with
+_ONCE = range(-1, 0)  # instead of groups
 
 
 def write_program(plan: Plan, sizes: Sequence[int], sgd: Sgd | None) -> Program:
@@ -43,6 +44,7 @@ class _Writer:
         self._program = Program(sizes)
         self._slots: dict[tuple[int, int], int] = {}  # (value, group) -> place
         self._wholes: dict[int, int] = {}  # of values of all groups, put behind each other
+        self._bundles: dict[int, list[range]] = {}  # of sums that are found for several groups
         # Weights that are updated by one task. Others' sums are far away: many threads share them.
         self._slice = max(_FEWEST, _ADDED // len(sizes))
         self._tiles = 0
@@ -58,10 +60,9 @@ class _Writer:
             if part.wide:
                 self._emit_wide(part)
             elif part.per_group:
-                for group in range(len(self._sizes)):
-                    self._emit(number, part, group)
+                self._emit_bundles(number, part)
             else:
-                self._emit(number, part, -1)
+                self._emit(number, part, _ONCE)
         self._collect()
         self._update()
         self._copy_buffers()
@@ -112,34 +113,57 @@ class _Writer:
 
     # ------------------------------------------------------------ instructions
 
-    def _emit(self, number: int, part: Part, group: int) -> None:
+    def _emit_bundles(self, number: int, part: Part) -> None:
+        """Write a part for each group, or for several at once."""
+        read = refs_in(part.operation)
+        made_of = next((self._bundles[value] for value in read if value in self._bundles), None)
+        bundles = made_of or bundles_of(self._plan, part, self._sizes)
+        for groups in bundles:
+            if len(groups) > 1:
+                self._begin_tile()
+            self._emit(number, part, groups)
+            self._tile = -1
+        if len(bundles) < len(self._sizes):
+            self._bundles |= {out: bundles for out in part.operation.outs if out is not None}
+
+    def _emit(self, number: int, part: Part, groups: range) -> None:
         operation = part.operation
-        args = self._settled(operation.args, group)
-        kwargs = {key: self._settled(value, group) for key, value in operation.kwargs.items()}
-        outs = tuple(None if out is None else self._out(out, group) for out in operation.outs)
+        args = self._settled(operation.args, groups, part)
+        kwargs = {k: self._settled(value, groups, part) for k, value in operation.kwargs.items()}
+        outs = tuple(None if out is None else self._out(out, groups) for out in operation.outs)
+        group = groups[0] if len(groups) == 1 else -1
         self._add(operation.op, args, outs, number, group, part.kind, part.layer, part.side, kwargs)
 
-    def _out(self, value: int, group: int) -> int:
+    def _out(self, value: int, groups: range) -> int:
         place = self._new()
-        self._slots[value, group] = place
+        self._slots |= dict.fromkeys(((value, group) for group in groups), place)
         return place
 
-    def _settled(self, item: Any, group: int) -> Any:
+    def _settled(self, item: Any, groups: range, part: Part) -> Any:
         """Return an argument with places for values and numbers for sizes."""
         if isinstance(item, Counts):
             counts = [size * item.places for size in self._sizes]
             if sum(counts) == 1:  # as torch says it
                 raise ValueError("Expected more than 1 value per channel when training")
-            return {"each": counts, "all": sum(counts), "own": counts[group]}[item.of]
+            return {"each": counts, "all": sum(counts), "own": counts[groups[0]]}[item.of]
         if isinstance(item, list) and item and isinstance(item[0], All):
             return self._of_groups(item[0].value)
         if isinstance(item, (list, tuple)):
-            return type(item)(self._settled(part, group) for part in item)
+            return type(item)(self._settled(one, groups, part) for one in item)
         if isinstance(item, Ref):
-            return Slot(self._slot(item.value, group))
+            return Slot(self._joined(item.value, groups, part))
         if isinstance(item, Size):
-            return item.at(self._sizes[group] if group >= 0 else sum(self._sizes))
+            sizes = self._sizes if groups == _ONCE else self._sizes[groups.start : groups.stop]
+            return item.at(sum(sizes))
         return item
+
+    def _joined(self, value: int, groups: range, part: Part) -> int:
+        """Return the place of a value of some groups, whose samples are put behind each other."""
+        places = list(dict.fromkeys(self._slot(value, group) for group in groups))
+        if len(places) == 1:
+            return places[0]
+        dim = self._plan.recording.batched[value]
+        return self._wide(_aten.cat.default, ([Slot(place) for place in places], dim), part)
 
     def _add(
         self,
@@ -189,7 +213,8 @@ class _Writer:
         count = self._plan.recording.shapes[columns][1]
         numbers = torch.Size(self._plan.recording.shapes[columns]).numel()
         tiles = []
-        for start, length in _pieces(count, -(-numbers // _TILE)):
+        for neurons in even_ranges(count, -(-numbers // _TILE)):
+            start, length = neurons.start, len(neurons)
             self._begin_tile()
             some = self._cut_out(self._slot(columns, -1), 1, start, length, part)
             args: tuple[Any, ...] = (whole, Slot(some))
@@ -206,7 +231,7 @@ class _Writer:
         """Give each group its samples of a value."""
         start = 0
         for group, size in enumerate(self._sizes):
-            place = self._out(value, group)
+            place = self._out(value, range(group, group + 1))
             args = (Slot(whole), 0, start, size)
             self._add(_aten.narrow.default, args, (place,), -1, group, part.kind, part.layer)
             start += size
@@ -231,14 +256,14 @@ class _Writer:
         self._add(op, args, (out,), -1, -1, part.kind, part.layer)
         return out
 
-    def _gradient_rows(self, name: str, start: int, length: int) -> Slot:
+    def _gradient_rows(self, name: str, rows: range) -> Slot:
         """Make some rows of a large layer's gradient, from the whole batch."""
         product = self._plan.rows[name]
         part = next(p for p in self._plan.parts if p.operation.outs == (product,))
         errors, inputs = (argument.value for argument in part.operation.args)
         wholes = [self._whole(value, part) for value in (errors, inputs)]
         self._begin_tile()
-        some = self._cut_out(wholes[0], 0, start, length, part)
+        some = self._cut_out(wholes[0], 0, rows.start, len(rows), part)
         return Slot(self._wide(_aten.mm.default, (Slot(some), Slot(wholes[1])), part))
 
     # ------------------------------------------------------------ results
@@ -296,37 +321,37 @@ class _Writer:
         value = self._plan.recording.gradients[name]
         if self._plan.kinds[value] == "shared":
             return [Slot(self._slots[value, -1])]
-        return self._of_groups(value)
+        return list(dict.fromkeys(self._of_groups(value)))
 
     def _add_up(self, name: str, out: int, first: int) -> None:
         """Add up what the groups found of a gradient, from some row on."""
         args = (Slot(out), self._parts_of(name), first)
         self._once(OPS.sum_parts.default, args, name, kind="update")
 
-    def _narrowed(self, source: Slot, rows: tuple[int, int], name: str) -> int:
+    def _narrowed(self, source: Slot, rows: range, name: str) -> int:
         out = self._new()
-        start, count = rows
-        self._once(_aten.narrow.default, (source, 0, start, count), name, out, "update")
+        args = (source, 0, rows.start, len(rows))
+        self._once(_aten.narrow.default, args, name, out, "update")
         return out
 
     def _update_slices(self, name: str, numbers: int) -> None:
         """Do a large weight in several tasks: each takes some of its rows."""
-        for rows in _pieces(self._shapes[name][0], -(-numbers // self._slice)):
+        for rows in even_ranges(self._shapes[name][0], -(-numbers // self._slice)):
             taken = self._taken(name, rows)
-            self._add_up(name, taken["g"], rows[0])
+            self._add_up(name, taken["g"], rows.start)
             self._move({kind: [place] for kind, place in taken.items()}, name)
 
     def _update_rows(self, name: str, numbers: int) -> None:
         """Make the gradient of a large layer and move its weights, some rows at a time."""
-        for rows in _pieces(self._shapes[name][0], -(-numbers // _TILE)):
-            made = self._gradient_rows(name, *rows)
+        for rows in even_ranges(self._shapes[name][0], -(-numbers // _TILE)):
+            made = self._gradient_rows(name, rows)
             taken = self._taken(name, rows)
             args = (Slot(taken["g"]), made, False)
             self._once(_aten.copy_.default, args, name, kind="update")
             self._move({kind: [place] for kind, place in taken.items()}, name)
         self._tile = -1
 
-    def _taken(self, name: str, rows: tuple[int, int]) -> dict[str, int]:
+    def _taken(self, name: str, rows: range) -> dict[str, int]:
         kinds = ("g", *self._moved)
         return {k: self._narrowed(Slot(self._input(f"{k}:{name}")), rows, name) for k in kinds}
 
@@ -386,14 +411,3 @@ def _is_copy(operation: Operation | None, of: int) -> bool:
         and operation.op is _aten.clone.default
         and operation.args[0] == Ref(of)
     )
-
-
-def _pieces(length: int, count: int) -> list[tuple[int, int]]:
-    """Cut a length into pieces; return each one's start and length.
-
-    >>> _pieces(10, 3)
-    [(0, 3), (3, 3), (6, 4)]
-    """
-    count = min(length, count)
-    marks = [length * number // count for number in range(count + 1)]
-    return [(a, b - a) for a, b in itertools.pairwise(marks)]
