@@ -30,10 +30,10 @@ def bundles_of(plan: Plan, part: Part, sizes: Sequence[int]) -> list[range]:
         sizes: samples of each group.
     """
     count = len(sizes)
-    if not (part.side and _can_be_put_together(plan, part)):
+    if not part.side:
         return even_ranges(count, count)
     weights = max(_numbers(plan, out) for out in part.operation.outs if out is not None)
-    if weights < _MANY:
+    if weights < _MANY or not _can_be_put_together(plan, part):
         return even_ranges(count, count)
     read = sum(_numbers(plan, value) for value in _samples_in(plan, part)) / 2  # recorded with two
     most = together(weights, round(read * max(sizes)), count)
