@@ -9,6 +9,7 @@ from torch.nn import functional
 from convoy.config import Config
 from convoy.data.batches import Batch
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.compiling import compile_for_one_size
 from convoy.inner.optimizer import make_optimizer
 
 UPDATES = ("fused update", "compiled update")
@@ -36,8 +37,7 @@ def compiled_step(
             return functional.cross_entropy(model(images_nchw), labels)
 
     model.train()
-    # One size at a time: a second network's batch would otherwise bring slower kernels for any.
-    forward = torch.compile(loss_of, mode=mode, dynamic=False)
+    forward = compile_for_one_size(loss_of, mode)
     optimizer = make_optimizer(model, config)
     if update == UPDATES[0]:
         set_rate, move = _set_number(optimizer), optimizer.step

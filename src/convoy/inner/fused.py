@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 from convoy.data.batches import Batch
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.compiling import compile_for_one_size
 from convoy.inner.eager import EagerExecutor
 from convoy.inner.graph import GraphExecutor
 from convoy.models.dropout import SampleDropout
@@ -77,8 +78,7 @@ class FusedForward(EagerExecutor):
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         try:
-            # For this size only: kernels for any size would be slower.
-            compiled = torch.compile(self.compute, dynamic=False)
+            compiled = compile_for_one_size(self.compute)
             loss, _ = compiled(batch.images_NCHW, batch.labels)
             torch.autograd.grad(loss, parameters, allow_unused=True)
         except Exception as error:  # a compiler may fail in any way

@@ -8,15 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.tasks import engines
 from convoy.inner.tasks.capture import capture
+from convoy.inner.tasks.convolutions import Hands
 from convoy.inner.tasks.decompose import decompose
+from convoy.inner.tasks.engine import find_hands
 from convoy.inner.tasks.instructions import Instruction, Program
 from convoy.inner.tasks.program import write_program
 from convoy.inner.tasks.step import Grain
 from tests.inner.tasks.nets import CLASSES, SHAPE, gradients_of, make_batch, make_twins, threads
 
 _aten = torch.ops.aten
-_WIDE = 128  # channels: 9 * 128 * 128 weights
+_WIDE = 144  # channels: their gradient is found in parts, too
 
 
 def _thick() -> nn.Module:
@@ -110,9 +113,15 @@ def test_any_number_of_threads_gives_the_same_bits(precision: str, norms: Any) -
     assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_is_rounded_afterwards_is_close_to_plain_pytorch(precision: str) -> None:
-    tolerance = {"fp32": 1e-5, "bf16": 0.03}[precision]
+@pytest.mark.parametrize(
+    ("precision", "tiles", "tolerance"),
+    [("fp32", False, 1e-5), ("bf16", False, 0.03), ("bf16", True, 0.03)],
+)
+def test_our_own_convolutions_find_gradients_of_several_groups(
+    precision: str, tiles: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands = Hands(find_hands().lanes, tiles)
+    monkeypatch.setattr(engines, "find_hands", lambda: hands)
     twins = make_twins(
         _thick(), Grain(4, 2), precision=precision, layout="channels_last", tolerance=tolerance
     )

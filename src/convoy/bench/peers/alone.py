@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from convoy.bench.peers import Peer, Step, Task
 from convoy.inner.arithmetic import Arithmetic
+from convoy.inner.compiling import compile_for_one_size
 from convoy.inner.optimizer import make_optimizer
 from convoy.models.zoo import build_model
 
@@ -35,7 +36,7 @@ def compiled_if_asked(task: Task, part: nn.Module) -> nn.Module:
     if not task.compiled:
         return part
     # Not part.compile(): that leaves a network of blocks in pieces, at half of this speed.
-    return cast(nn.Module, torch.compile(part, dynamic=False))
+    return cast(nn.Module, compile_for_one_size(part))
 
 
 class Samples:
