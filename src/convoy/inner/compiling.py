@@ -15,8 +15,8 @@ def compile_for_one_size(function: Callable[_P, _R], mode: str | None = None) ->
     """Return a function compiled for the sizes that it is first called with.
 
     What is compiled is kept with a function's code, which is the same for all networks. After
-    eight of them torch would no longer compile, without an error: that is meant for a function
-    that is compiled again and again by mistake. Kernels for any size would be slower.
+    eight of them torch would go on without compiling, with a line in its log: that is meant for a
+    function that is compiled again and again by mistake. Kernels for any size would be slower.
     """
     import torch._dynamo.config as config
 

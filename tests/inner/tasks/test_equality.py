@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from convoy.data.batches import Batch
 from convoy.inner.tasks.step import Grain
@@ -155,6 +156,28 @@ def test_a_residual_network_with_the_channels_last() -> None:
         twins.step(Batch(images, batch.labels, batch.keys), 0.01)
     twins.assert_equal()
     assert twins.told == []
+
+
+class _ByColumns(nn.Module):
+    """Two layers whose weights lie in memory column by column, one of them very large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.some = nn.Parameter(torch.randn(192, 256, dtype=torch.float64).t() / 16)
+        self.many = nn.Parameter(torch.randn(256, 4200, dtype=torch.float64).t() / 16)
+        self.last = nn.Linear(4200, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.tanh(functional.linear(x.flatten(1), self.some))
+        logits: Tensor = self.last(torch.tanh(functional.linear(features, self.many)))
+        return logits
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_weights_that_lie_column_by_column(portable: bool) -> None:
+    twins = make_twins(_ByColumns(), Grain(8, 2), portable=portable)
+    _train(twins, 16, SHAPE, torch.float64, steps=2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16])

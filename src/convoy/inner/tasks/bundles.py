@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.inner.tasks.lowering import Counts
 from convoy.inner.tasks.plan import Part, Plan, even_ranges
 from convoy.inner.tasks.recording import refs_in
 
@@ -58,13 +57,11 @@ def together(weights: int, read: int, count: int) -> int:
 
 def _can_be_put_together(plan: Plan, part: Part) -> bool:
     """Tell whether a part makes a sum, of what has its samples in a known place."""
-    operation = part.operation
     known = all(
         plan.kinds[value] == "shared" or value in plan.recording.batched
-        for value in refs_in(operation)
+        for value in refs_in(part.operation)
     )
-    own = any(isinstance(argument, Counts) for argument in operation.args)
-    return known and not own and bool(_samples_in(plan, part)) and _stays_alone(plan, part)
+    return known and _stays_alone(plan, part)
 
 
 def _stays_alone(plan: Plan, part: Part) -> bool:

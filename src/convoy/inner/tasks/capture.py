@@ -183,7 +183,9 @@ def _capture(model: nn.Module, traced: _Traced) -> Recording:
             devices=[]
         ):  # who draws random numbers draws the same without us
             few, more = (_trace(model, traced, samples) for samples in (_FEW, _MORE))
-        return _Reader(model, traced, few, more).read()
+        recording = _Reader(model, traced, few, more).read()
+        recording.scattered = {n for n, p in model.named_parameters() if _is_scattered(p)}
+        return recording
     except CannotCaptureError:
         raise
     except Exception as error:  # a model may refuse to be traced in any way
@@ -215,6 +217,13 @@ def _refuse_what_traces_wrongly(model: nn.Module) -> None:
             raise CannotCaptureError(f"'{name}' averages its statistics over all steps")
     if any(not p.requires_grad for p in model.parameters()):
         raise CannotCaptureError("some of its weights are frozen")
+
+
+def _is_scattered(parameter: Tensor) -> bool:
+    rows_apart = [
+        s for s, size in zip(parameter.stride(), parameter.shape, strict=True) if size > 1
+    ]
+    return parameter.ndim > 0 and len(parameter) > 1 and rows_apart[0] < max(rows_apart)
 
 
 def _trace(model: nn.Module, traced: _Traced, samples: int) -> fx.GraphModule:

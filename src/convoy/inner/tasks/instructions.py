@@ -19,9 +19,10 @@ class Instruction:
 
     Attributes:
         part: the number of the plan's part it comes from: what is alike costs alike.
-        group: the samples it works on; -1: all, or none.
+        group: the samples it works on; -1: all, those of several groups, or none.
         reads, writes: places; what it changes in place is in both.
-        tile: instructions of one tile of a large layer make one task; -1: it is of none.
+        tile: instructions of one tile make one task: some neurons of a large layer, or a gradient
+            for several groups; -1: it is of none.
     """
 
     op: Any

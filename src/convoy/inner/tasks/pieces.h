@@ -161,7 +161,7 @@ void in_pieces(int64_t count, const F& body, int64_t most = kMostPieces) {
   auto work = [&] {
     for (int64_t piece; (piece = offer.take()) >= 0;) offer.work(piece);
   };
-  if (!seat.board || count < 2) return work();
+  if (!seat.board || std::min(count, most) < 2) return work();
   struct Shown {  // nobody may still be at work on what is gone, whatever happens
     Seat& seat;
     Offer& offer;

@@ -14,7 +14,7 @@ class Part:
     """An operation, and how it is done.
 
     Attributes:
-        per_group: once for each group of samples; otherwise once.
+        per_group: once for each group of samples, or for several at once; otherwise once.
         kind: what it is for.
         side: it leads to gradients of weights only, so that nothing else waits for it.
         layer: whose weights it works with, for people.

@@ -25,7 +25,7 @@ from convoy.inner.tasks.plan import Kind, Part, Plan, even_ranges
 from convoy.inner.tasks.recording import Operation, Ref, Size, refs_in
 
 _aten = torch.ops.aten
-_ADDED = 1 << 17  # numbers of all groups' gradients that one task adds up at most
+_ADDED = 1 << 17  # numbers that one task adds up at most, where each group has found some
 _FEWEST = 1 << 11  # weights that are at least updated together
 _TILE = 1 << 19  # weights of a large layer that one task works with
 _ONCE = range(-1, 0)  # instead of groups
@@ -44,7 +44,8 @@ class _Writer:
         self._program = Program(sizes)
         self._slots: dict[tuple[int, int], int] = {}  # (value, group) -> place
         self._wholes: dict[int, int] = {}  # of values of all groups, put behind each other
-        self._bundles: dict[int, list[range]] = {}  # of sums that are found for several groups
+        # Of sums that are found for several groups: for which, and the tile that does it.
+        self._bundles: dict[int, dict[range, int]] = {}
         # Weights that are updated by one task. Others' sums are far away: many threads share them.
         self._slice = max(_FEWEST, _ADDED // len(sizes))
         self._tiles = 0
@@ -116,13 +117,13 @@ class _Writer:
     def _emit_bundles(self, number: int, part: Part) -> None:
         """Write a part for each group, or for several at once."""
         read = refs_in(part.operation)
-        made_of = next((self._bundles[value] for value in read if value in self._bundles), None)
-        bundles = made_of or bundles_of(self._plan, part, self._sizes)
-        for groups in bundles:
-            if len(groups) > 1:
-                self._begin_tile()
+        bundles = next((self._bundles[value] for value in read if value in self._bundles), None)
+        if bundles is None:
+            found = bundles_of(self._plan, part, self._sizes)
+            bundles = {groups: self._new_tile() if len(groups) > 1 else -1 for groups in found}
+        for groups, self._tile in bundles.items():
             self._emit(number, part, groups)
-            self._tile = -1
+        self._tile = -1
         if len(bundles) < len(self._sizes):
             self._bundles |= {out: bundles for out in part.operation.outs if out is not None}
 
@@ -245,8 +246,11 @@ class _Writer:
         return self._wholes[value]
 
     def _begin_tile(self) -> None:
-        self._tile = self._tiles
+        self._tile = self._new_tile()
+
+    def _new_tile(self) -> int:
         self._tiles += 1
+        return self._tiles - 1
 
     def _cut_out(self, place: int, dim: int, start: int, length: int, part: Part) -> int:
         return self._wide(_aten.narrow.default, (Slot(place), dim, start, length), part)
@@ -306,7 +310,7 @@ class _Writer:
             numbers = torch.Size(self._shapes[name]).numel()
             if name in self._plan.rows:
                 self._update_rows(name, numbers)
-            elif numbers > self._slice:
+            elif numbers > self._slice and name not in self._plan.recording.scattered:
                 self._update_slices(name, numbers)
             else:
                 self._add_up(name, self._input(f"g:{name}"), 0)

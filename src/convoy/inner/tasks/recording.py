@@ -63,6 +63,7 @@ class Recording:
         error: the gradient of a part's input, where somebody waits for it.
         batched: for each value that holds samples, the dimension that counts them.
         shapes, types: of each value, for two samples.
+        scattered: parameters whose rows do not lie in memory one after the other.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -81,6 +82,7 @@ class Recording:
     batched: dict[int, int] = field(default_factory=dict)
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     types: dict[int, torch.dtype] = field(default_factory=dict)
+    scattered: set[str] = field(default_factory=set)
     num_values: int = 0
 
     @property

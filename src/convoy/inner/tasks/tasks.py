@@ -22,7 +22,7 @@ class Task:
         instructions: their numbers in the program.
         before: the tasks it waits for.
         section: of the step: nothing of it begins before it is asked for.
-        group: the samples it works on; -1: all, or none.
+        group: the samples it works on; -1: all, those of several groups, or none.
         cost: the seconds it is expected to take.
         heaviest: the cost of its dearest instruction, which it is named after.
     """

@@ -26,7 +26,9 @@ def widen(plan: Plan) -> None:
             assert out is not None
             big = torch.Size(recording.shapes[out]).numel() >= WIDE
             name = _whose_gradient(plan, out, made_by) if big else None
-            if name is not None and recording.batched.get(left) == 1:
+            if name in recording.gradients.keys() - recording.scattered and (
+                recording.batched.get(left) == 1
+            ):
                 part.wide = "gradient"
                 plan.rows[name] = out
     _drop_chains(plan, made_by)

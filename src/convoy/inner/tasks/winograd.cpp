@@ -108,10 +108,10 @@ void spread_inputs(
 }
 
 // The same for a block of rows of tiles, wherever these begin and end in the images, and for as many
-// channels as there is room for, from the first one given.
+// channels as there is room for, beginning with `channel`.
 template <typename T, typename Reader>
 void spread_block(
-    const T* images, const Shape& shape, int64_t first, int64_t row, int64_t count, Reader read,
+    const T* images, const Shape& shape, int64_t channel, int64_t row, int64_t count, Reader read,
     const Planes& to) {
   int64_t line = shape.width * shape.channels, down = shape.height / 2;
   const T* nothing = reinterpret_cast<const T*>(room(3).of(line));  // nobody writes there
@@ -124,8 +124,8 @@ void spread_block(
       rows[k] = inside[k] ? images + (sample * shape.height + top + k) * line : nothing;
     }
     for (int64_t c = 0; c < to.channels; c += kLane) {
-      read.begin(first + c, inside);
-      spread_inputs(rows, shape, first + c, read, to, to.at(0, i * shape.across()) + c);
+      read.begin(channel + c, inside);
+      spread_inputs(rows, shape, channel + c, read, to, to.at(0, i * shape.across()) + c);
     }
   }
 }
@@ -133,10 +133,10 @@ void spread_block(
 // A dY A' of a block of rows of tiles.
 template <typename T>
 void spread_errors(
-    const T* errors, const Shape& shape, int64_t first, int64_t row, int64_t count, const Planes& to) {
+    const T* errors, const Shape& shape, int64_t channel, int64_t row, int64_t count, const Planes& to) {
   const int64_t channels = shape.channels, line = shape.width * channels, step = to.channels;
   for (int64_t i = 0; i < count; ++i) {
-    const T* upper = errors + (row + i) * 2 * line + first;
+    const T* upper = errors + (row + i) * 2 * line + channel;
     for (int64_t c = 0; c < to.channels; c += kLane) {
       float* out = to.at(0, i * shape.across()) + c;
       for (int64_t x = 0; x < shape.width; x += 2, out += step) {
@@ -408,10 +408,10 @@ Tensor winograd_gradient(
   Shape in(x), out(dy);
   Block block(in, kGradientBlock);
   auto found = pooled({out.channels, in.channels, 3, 3}, x.scalar_type());
-  const int64_t across = (in.channels + kInputs - 1) / kInputs;
+  const int64_t blocks = (in.channels + kInputs - 1) / kInputs;  // of inputs
   with_type(x, [&](auto sample) {
     using T = decltype(sample);
-    auto find = [&](int64_t c, int64_t k) {
+    auto find_block = [&](int64_t c, int64_t k) {
       int64_t inputs = std::min(kInputs, in.channels - c), outputs = std::min(kOutputs, out.channels - k);
       Planes v(block.tiles, inputs, room(0)), w(block.tiles, outputs, room(1));
       float* sums = room(2).of(kPlanes * inputs * outputs);
@@ -429,8 +429,9 @@ Tensor winograd_gradient(
       T* to = found.data_ptr<T>() + k * 9 * in.channels + c;
       back_to_filters(sums, inputs, outputs, to, in.channels);
     };
-    in_pieces(across * ((out.channels + kOutputs - 1) / kOutputs), [&](Piece piece) {
-      for (int64_t i = piece.first; i < piece.last; ++i) find(i % across * kInputs, i / across * kOutputs);
+    in_pieces(blocks * ((out.channels + kOutputs - 1) / kOutputs), [&](Piece piece) {
+      for (int64_t i = piece.first; i < piece.last; ++i)
+        find_block(i % blocks * kInputs, i / blocks * kOutputs);
     });
   });
   return found;
