@@ -18,7 +18,7 @@ from convoy.inner.arithmetic import Arithmetic
 from tests.conftest import Outcome
 
 _CPU = torch.device("cpu")
-_TINY = Task("lenet5", (1, 12, 12), batch=4, steps=3, over_eager=7.0, compile_s=60)
+_TINY = Task("lenet5", (1, 12, 12), batch=4, steps=3, over_eager=7.0)
 
 
 def _measure(told: list[str], *, quick: bool = False) -> Report:
@@ -84,10 +84,18 @@ def test_a_compiler_that_fails_is_told_of_and_the_others_are_measured(
 @pytest.mark.parametrize("update", compiled.UPDATES)
 def test_the_peer_trains(monkeypatch: pytest.MonkeyPatch, update: str) -> None:
     def as_it_is(
-        function: Callable[..., Any], mode: str | None, dynamic: bool | None = None
+        function: Callable[..., Any],
+        *,
+        mode: str | None,
+        dynamic: bool,
+        fullgraph: bool = False,
     ) -> Callable[..., Any]:
         assert mode is None  # there is nothing to capture on a CPU
+        assert not dynamic
+        whole.append(fullgraph)
         return function
+
+    whole: list[bool] = []
 
     monkeypatch.setattr(torch, "compile", as_it_is)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
@@ -105,6 +113,7 @@ def test_the_peer_trains(monkeypatch: pytest.MonkeyPatch, update: str) -> None:
         nn.functional.cross_entropy(twin(batch.images_NCHW.flatten(1)), batch.labels).backward()
         optimizer.step()
     torch.testing.assert_close(model[1].weight, twin.weight)
+    assert whole == [True] + [False] * (update == compiled.UPDATES[1])
 
 
 def test_the_tasks_are_those_that_were_promised() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from convoy.inner.compiling import compile_for_one_size
 
 
+@pytest.mark.filterwarnings("ignore:::torch")  # its compiler warns of its own parts
 def test_every_network_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convoy.models.dropout import SampleDropout, drop_by, key_dropout
+from convoy.models.dropout import SampleDropout, drop_by, key_dropout, torch_dropout
 from convoy.randomness import sample_keys
 
 
@@ -183,3 +183,10 @@ def test_a_dropout_used_twice_is_replaced_twice_with_masks_of_their_own() -> Non
     assert isinstance(model, nn.Sequential)
     assert [type(layer) for layer in model] == [SampleDropout, nn.Flatten, SampleDropout]
     assert model[0].layer != model[2].layer
+
+
+def test_torchs_own_dropout_comes_back() -> None:
+    layers = [nn.Linear(2, 2), nn.Dropout(0.3), nn.Sequential(nn.Dropout2d(0.4))]
+    model = torch_dropout(key_dropout(nn.Sequential(*layers)))
+    assert not any(isinstance(module, SampleDropout) for module in model.modules())
+    assert repr(model) == repr(nn.Sequential(*layers))

@@ -1,6 +1,6 @@
 """The peer torch.compile: forward and loss compiled and captured, and the update in two ways."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,11 @@ _CAPTURING = "reduce-overhead"  # captures CUDA graphs of what was compiled
 
 
 def compiled_step(
-    model: nn.Module, way: Arithmetic, config: Config, update: str
+    model: nn.Module,
+    way: Arithmetic,
+    config: Config,
+    update: str,
+    options: Mapping[str, bool] | None = None,
 ) -> Callable[[Batch, float], object]:
     """Return a training step whose forward and backward pass torch.compile has made.
 
@@ -27,6 +31,10 @@ def compiled_step(
         config: of the optimizer.
         update: "fused update": torch's fused SGD, launched; "compiled update": its step is
             compiled and captured too, with the rate in a tensor.
+        options: of the compiler, on a CPU.
+
+    Raises:
+        Exception: of torch's, in the first step: the network cannot be compiled as a whole.
     """
     is_bf16 = way.precision == "bf16"
     mode = _CAPTURING if way.device.type == "cuda" else None
@@ -37,7 +45,9 @@ def compiled_step(
             return functional.cross_entropy(model(images_nchw), labels)
 
     model.train()
-    forward = compile_for_one_size(loss_of, mode)
+    # As a whole: what the compiler cannot follow, it would leave to eager PyTorch without a word.
+    settings = {"mode": mode} if options is None else {"options": dict(options)}
+    forward = compile_for_one_size(loss_of, fullgraph=True, **settings)
     optimizer = make_optimizer(model, config)
     if update == UPDATES[0]:
         set_rate, move = _set_number(optimizer), optimizer.step
@@ -49,7 +59,7 @@ def compiled_step(
             nesterov=config.nesterov,
             weight_decay=config.weight_decay,
         )
-        set_rate, move = _fill_tensor(optimizer), torch.compile(optimizer.step, mode=mode)
+        set_rate, move = _fill_tensor(optimizer), compile_for_one_size(optimizer.step, mode=mode)
 
     def step(batch: Batch, rate: float) -> None:
         torch.compiler.cudagraph_mark_step_begin()

@@ -7,9 +7,13 @@ long: no further variant is compiled after a minute, and what was tried is told.
 what PyTorch's kernels could give at most: a process for each core, all independent.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from getpass import getuser
+from pathlib import Path
+from tempfile import gettempdir
 
 import torch
 from torch import nn
@@ -25,6 +29,7 @@ from convoy.inner.arithmetic import Arithmetic, prepare_device
 from convoy.inner.executor import make_executor
 from convoy.inner.way import Way, choose_way
 from convoy.machine import usable_cores
+from convoy.models.dropout import torch_dropout
 from convoy.models.zoo import build_model
 from convoy.randomness import sample_keys
 
@@ -37,6 +42,8 @@ _NOT_SLOWER = 0.97  # two runs of one program differ by so much
 _HOPELESS = 0.6  # of eager's speed: more threads than all or half will not help compiled code
 _LONG = 10**12  # samples of a run for which any probe pays
 _CPU = torch.device("cpu")
+_WITH_POOLS = frozenset({"lenet5", "vgg16", "alexnet"})  # max-pools, whose way back is a scatter
+_COMPILED_HOW = {"": None, "own scatter": {"cpp.fallback_scatter_reduce_sum": False}}
 
 Step = Callable[[Batch, float], object]
 
@@ -167,7 +174,7 @@ class _Bench:
         rows = []
         for threads in thread_counts(self._cores):
             pair = {
-                EAGER: self._executor(EAGER, self._config, eager, threads),
+                EAGER: self._eager(EAGER, eager, threads),
                 f"{OURS}, tasks": self._executor(OURS, config, tasks, threads),
             }
             speeds: dict[str, list[float]] = {name: [] for name in pair}
@@ -190,7 +197,7 @@ class _Bench:
             way = Arithmetic(_CPU, self._task.precision, layout)
             for threads in counts[-2:] if self._quick else counts:
                 words = f"{EAGER}: {layout}, {threads} threads"
-                candidate = self._executor(words, self._config, way, threads)
+                candidate = self._eager(words, way, threads)
                 candidate.run(0.0)
                 tried[candidate] = candidate.run(_TRIAL_S)
         self._show(tried)
@@ -206,20 +213,28 @@ class _Bench:
             if time.perf_counter() - started < _COMPILE_S:
                 self._try_compiled(layout, self._cores, tried)
         best = max(tried, key=lambda candidate: tried[candidate], default=None)
+        layout = best.name.split(": ")[1].split(",")[0] if best is not None else ""
+        if best is not None and self._task.model in _WITH_POOLS:
+            self._try_compiled(layout, self._cores, tried, "own scatter")
         if best is not None and tried[best] > eager * _HOPELESS:
-            layout = best.name.split(": ")[1].split(",")[0]
             for threads in reversed(thread_counts(self._cores)[:-1]):
                 if time.perf_counter() - started < _COMPILE_S:
                     self._try_compiled(layout, threads, tried)
         self._show(tried)
         return max(tried, key=lambda candidate: tried[candidate]) if tried else None
 
-    def _try_compiled(self, layout: str, threads: int, tried: dict[Candidate, float]) -> None:
+    def _try_compiled(
+        self, layout: str, threads: int, tried: dict[Candidate, float], how: str = ""
+    ) -> None:
         way = Arithmetic(_CPU, self._task.precision, layout)
-        name = f"{COMPILED}: {layout}, {threads} threads"
+        name = f"{COMPILED}: {layout}, {threads} threads" + (f", {how}" if how else "")
         torch.set_num_threads(threads)
+        # Torch before 2.13 takes what it compiled for other numbers of threads from its cache.
+        cache = Path(gettempdir()) / f"convoy-bench-compiled-{getuser()}" / str(threads)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
         try:
-            step = compiled_step(self._model(way), way, Config(), UPDATES[0])
+            model = torch_dropout(self._model(way))
+            step = compiled_step(model, way, Config(), UPDATES[0], _COMPILED_HOW[how])
             candidate = Candidate(name, threads, step, self._batch(way))
             candidate.run(0.0)
             tried[candidate] = candidate.run(_TRIAL_S)
@@ -239,9 +254,18 @@ class _Bench:
         name = f"{OURS}: {way.executor}, {way.arithmetic.layout}, {threads} threads{cut}"
         return self._executor(name, config, way.arithmetic, threads)
 
+    def _eager(self, name: str, way: Arithmetic, threads: int) -> Candidate:
+        """Return plain PyTorch, whose dropout knows nothing of samples' keys."""
+        return self._candidate(name, self._config, torch_dropout(self._model(way)), way, threads)
+
     def _executor(self, name: str, config: Config, way: Arithmetic, threads: int) -> Candidate:
+        return self._candidate(name, config, self._model(way), way, threads)
+
+    def _candidate(
+        self, name: str, config: Config, model: nn.Module, way: Arithmetic, threads: int
+    ) -> Candidate:
         torch.set_num_threads(threads)
-        executor = make_executor(config, self._model(way), way, self._tell)
+        executor = make_executor(config, model, way, self._tell)
         return Candidate(
             name, threads, lambda batch, rate: executor.step(batch, _BATCH, rate), self._batch(way)
         )

@@ -1,7 +1,7 @@
 """torch.compile in a process that trains many networks."""
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -11,8 +11,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def compile_for_one_size(function: Callable[_P, _R], mode: str | None = None) -> Callable[_P, _R]:
+def compile_for_one_size(function: Callable[_P, _R], **how: Any) -> Callable[_P, _R]:
     """Return a function compiled for the sizes that it is first called with.
+
+    Args:
+        function: to compile.
+        how: further arguments of torch.compile.
 
     What is compiled is kept with a function's code, which is the same for all networks. After
     eight of them torch would go on without compiling, with a line in its log: that is meant for a
@@ -21,4 +25,4 @@ def compile_for_one_size(function: Callable[_P, _R], mode: str | None = None) ->
     import torch._dynamo.config as config
 
     config.recompile_limit = max(config.recompile_limit, _NETWORKS)
-    return cast("Callable[_P, _R]", torch.compile(function, mode=mode, dynamic=False))
+    return cast("Callable[_P, _R]", torch.compile(function, dynamic=False, **how))

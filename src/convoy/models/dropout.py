@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -87,12 +88,26 @@ class SampleDropout(nn.Module):
 
 def key_dropout(model: nn.Module) -> nn.Module:
     """Replace every torch dropout of a network, in place, by one that goes by sample keys."""
-    layer = 0
-    for parent in list(model.modules()):
-        # Not named_children, which leaves out a module's second use.
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, (nn.Dropout, nn.Dropout2d)):
-                channelwise = isinstance(child, nn.Dropout2d)
-                setattr(parent, name, SampleDropout(child.p, layer, channelwise=channelwise))
-                layer += 1
+    found = _layers(model, (nn.Dropout, nn.Dropout2d))
+    for layer, (parent, name, child) in enumerate(found):
+        channelwise = isinstance(child, nn.Dropout2d)
+        setattr(parent, name, SampleDropout(child.p, layer, channelwise=channelwise))
     return model
+
+
+def torch_dropout(model: nn.Module) -> nn.Module:
+    """Replace it by torch's own again, in place: for who trains without sample keys."""
+    for parent, name, child in _layers(model, (SampleDropout,)):
+        setattr(parent, name, (nn.Dropout2d if child.channelwise else nn.Dropout)(child.p))
+    return model
+
+
+def _layers(model: nn.Module, kinds: tuple[type, ...]) -> list[tuple[nn.Module, str, Any]]:
+    """Return the layers of some kinds, each with the module that it is a part of."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        # Not named_children, which leaves out a module's second use.
+        for name, child in parent._modules.items()
+        if isinstance(child, kinds)
+    ]

@@ -15,6 +15,7 @@ from convoy.bench.peers import Peer, Step, Task
 from convoy.inner.arithmetic import Arithmetic
 from convoy.inner.compiling import compile_for_one_size
 from convoy.inner.optimizer import make_optimizer
+from convoy.models.dropout import torch_dropout
 from convoy.models.zoo import build_model
 
 _BATCHES_AT_HAND = 4
@@ -26,9 +27,9 @@ def arithmetic_of(task: Task) -> Arithmetic:
 
 
 def make_model(task: Task) -> nn.Module:
-    """Return the task's network; its weights are the same on every node."""
+    """Return the task's network with torch's own dropout; every node has the same weights."""
     model = build_model(task.model, task.in_shape, task.classes, task.seed)
-    return arithmetic_of(task).place(model)
+    return arithmetic_of(task).place(torch_dropout(model))
 
 
 def compiled_if_asked(task: Task, part: nn.Module) -> nn.Module:
@@ -36,7 +37,7 @@ def compiled_if_asked(task: Task, part: nn.Module) -> nn.Module:
     if not task.compiled:
         return part
     # Not part.compile(): that leaves a network of blocks in pieces, at half of this speed.
-    return cast(nn.Module, compile_for_one_size(part))
+    return cast(nn.Module, compile_for_one_size(part, fullgraph=True))
 
 
 class Samples:
