@@ -43,6 +43,7 @@ class _Measured:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Task, float]] = []
         self.compiling_is_worth = 0.9
+        self.best_cut = 20
 
     def crew(
         self, system: str, task: Task, slots: object, *, warm_s: float, seconds: float
@@ -53,7 +54,8 @@ class _Measured:
         cores = sum(slots.speeds) if isinstance(slots, _Lab) else task.num_nodes
         if isinstance(task, PipelineTask):
             micro = {"gpipe": 8, "1f1b": 4}[system]
-            return 75.0 * cores * layout * (1.0 if task.micro == micro else 0.9)
+            balance = 1.0 if task.bounds[1] == self.best_cut else 0.8
+            return 75.0 * cores * layout * balance * (1.0 if task.micro == micro else 0.9)
         return 100.0 * cores * layout
 
     def ours(
@@ -122,6 +124,18 @@ def test_a_full_report_has_every_contender_at_its_best(measured: _Measured) -> N
         "convoy, plain training on one core, tasks": 150.0,
         "convoy, pipeline, tasks": 564.0,
     }
+
+
+@pytest.mark.parametrize("compiling_is_worth", [0.9, 1.25])
+@pytest.mark.parametrize("best_cut", [19, 21])
+def test_peers_are_cut_where_they_are_fastest(
+    measured: _Measured, best_cut: int, compiling_is_worth: float
+) -> None:
+    measured.best_cut, measured.compiling_is_worth = best_cut, compiling_is_worth
+    report = bench_pipeline(quick=False, tell=lambda _: None, only=["resnet110, 2 stages"])
+    medians = {row.system: row.median for row in report.rows}
+    fastest = max(value for system, value in medians.items() if system.startswith("torch"))
+    assert fastest == pytest.approx(150.0 * max(1.0, compiling_is_worth))
 
 
 def test_peers_and_the_limit_compile_where_that_is_faster(measured: _Measured) -> None:

@@ -25,6 +25,8 @@ def test_shares_are_what_the_name_says() -> None:
     assert trial_of(EXACT, task, 50_000).batch == (128,)
     assert trial_of(DDP, task, 50_000).batch == (32, 32, 32, 32)
     assert trial_of(OURS, task, 50_000).batch == (51, 38, 26, 13)
+    assert trial_of(DDP, task, 50_000).held == (12_500,) * 4
+    assert trial_of(OURS, task, 50_000).held == (20_000, 15_000, 10_000, 5_000)
     published = trial_of(contender("agwu as published, every pass"), task, 50_000)
     assert published.batch == (128,) * 4
     assert published.every == (156, 117, 78, 39)

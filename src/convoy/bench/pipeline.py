@@ -3,21 +3,21 @@
 A whole training step at batch 128 in fp32, each process with one thread on a core of its own, and
 with the same malloc setting. One core trains plainly, in the better memory layout, and by
 torch.compile where that is faster. PyTorch's GPipe and 1F1B get the better layout, the cut that
-balances measured times, the best of 2, 4, 8 and 16 micro-batches, found by short trials, and
-compiled stages where these are faster. Ours is a whole run through `convoy train`'s door, which
-finds its cut by itself. In each round everybody gets the same cores; where there are more than are
-needed, those that are fastest just then. The limit is a process for each core, all independent. In
-four stages, where nothing is asked for beside PyTorch, a recipe of ours that holds more batches
-takes its place. All these compute by PyTorch's kernels. Where the executor `tasks` has convolutions
-of its own, ours is measured once more with it, and so is one core: what stages gain is one thing,
-what faster kernels gain another.
+balances measured times or one beside it, the best of 2, 4, 8 and 16 micro-batches, found by short
+trials, and compiled stages where these are faster. Ours is a whole run through `convoy train`'s
+door, which finds its cut by itself. In each round everybody gets the same cores; where there are
+more than are needed, those that are fastest just then. The limit is a process for each core, all
+independent. In four stages, where nothing is asked for beside PyTorch, a recipe of ours that holds
+more batches takes its place. All these compute by PyTorch's kernels. Where the executor `tasks` has
+convolutions of its own, ours is measured once more with it, and so is one core: what stages gain is
+one thing, what faster kernels gain another.
 
 Stages of unequal speeds are held to them by the lab; there PyTorch's better schedule is told the
 speeds, and ours is not.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -265,9 +265,12 @@ class _Bench:
         micros = [micro for micro in self._plan.micros if micro >= stages]  # 1F1B's condition
         tasks = [cut_for(alone, micro, (1.0,) * stages, budget_s=0.5) for micro in micros]
         tried = self._try((name, task) for name in SCHEDULES for task in tasks)
+        # Cuts go by the times of blocks alone; what is next to them may suit whole stages better.
+        tried |= self._try(_beside(best_of_each(tried).items()))
         if self._plan.compiled:  # which takes long, so only what is best without it is tried
             best = best_of_each(tried).items()
-            tried |= self._try((name, replace(task, compiled=True)) for name, task in best)
+            found = self._try((name, replace(task, compiled=True)) for name, task in best)
+            tried |= found | self._try(_beside([max(found, key=lambda pair: found[pair])]))
         return best_of_each(tried)
 
     def _try(self, candidates: Iterable[tuple[str, _T]]) -> dict[tuple[str, _T], float]:
@@ -289,6 +292,17 @@ def best_of_each(tried: Mapping[tuple[str, PipelineTask], float]) -> dict[str, P
     for name, task in sorted(tried, key=lambda pair: -tried[pair]):
         best.setdefault(name, task)
     return best
+
+
+def _beside(
+    tasks: Iterable[tuple[str, PipelineTask]],
+) -> Iterator[tuple[str, PipelineTask]]:
+    """Yield the same in two stages that are cut a block earlier, and a block later."""
+    for name, task in tasks:
+        for moved in (-1, 1) if task.num_nodes == 2 else ():
+            first, cut, last = task.bounds
+            if first < cut + moved < last:
+                yield name, replace(task, bounds=(first, cut + moved, last))
 
 
 def _in_parts(task: Task, count: int) -> Task:

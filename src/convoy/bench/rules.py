@@ -138,7 +138,8 @@ def trial_of(contender: Contender, task: Task, count: int) -> Trial:
         "speed": apportion(speeds, contender.batch, min_share=4),
         "same": (contender.batch,) * len(speeds),
     }[contender.split]
-    held = apportion(speeds, count)
+    # Who trains equal parts of a batch is dealt equal parts of the data, as DDP's sampler does.
+    held = apportion([1.0] * len(speeds) if contender.split == "equal" else speeds, count)
     passes = tuple(max(1, n // b) for n, b in zip(held, batch, strict=True))
     every = passes if contender.every == LOCAL_PASS else (contender.every,) * len(speeds)
     return Trial(
@@ -152,6 +153,7 @@ def trial_of(contender: Contender, task: Task, count: int) -> Trial:
         ahead=contender.ahead,
         jitter=0.2 if task.unsteady else 0.0,
         stumbles=0.05 if task.unsteady else 0.0,
+        held=held,
     )
 
 

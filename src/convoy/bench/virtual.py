@@ -43,6 +43,7 @@ class Trial:
         ahead: steps that a node does before it hears the answer to what it handed in.
         jitter: the deviation of a node's pace, as a part of it, drawn anew for each exchange.
         stumbles: how often a node takes four times as long, as a part of its exchanges.
+        held: samples that each node is dealt; nothing: in proportion to the speeds.
     """
 
     speeds: tuple[float, ...]
@@ -55,6 +56,7 @@ class Trial:
     ahead: int = 0
     jitter: float = 0.0
     stumbles: float = 0.0
+    held: tuple[int, ...] = ()
 
 
 class Workbench:
@@ -345,8 +347,9 @@ class _Simulation:
 
 
 def _supplies(bench: Workbench, trial: Trial) -> list[_Supply]:
-    """Deal the samples out to the nodes in proportion to their speeds."""
+    """Deal the samples out to the nodes."""
     generator = torch.Generator().manual_seed(trial.seed)
     count = len(bench.train_set.labels)
     order = torch.randperm(count, generator=generator).to(bench.train_set.labels.device)
-    return [_Supply(part, generator) for part in order.split(list(apportion(trial.speeds, count)))]
+    held = trial.held or apportion(trial.speeds, count)
+    return [_Supply(part, generator) for part in order.split(list(held))]
