@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from getpass import getuser
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -230,7 +229,7 @@ class _Bench:
         name = f"{COMPILED}: {layout}, {threads} threads" + (f", {how}" if how else "")
         torch.set_num_threads(threads)
         # Torch before 2.13 takes what it compiled for other numbers of threads from its cache.
-        cache = Path(gettempdir()) / f"convoy-bench-compiled-{getuser()}" / str(threads)
+        cache = Path(gettempdir()) / f"convoy-bench-compiled-{os.getuid()}" / str(threads)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
         try:
             model = torch_dropout(self._model(way))
