@@ -1,18 +1,24 @@
 """The benchmark of a CPU step as tasks, with the times taken out."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from convoy.bench import inner
 from convoy.bench.inner import Candidate, Task, bench_inner, thread_counts
+from convoy.config import Config
 from convoy.data.batches import Batch
+from convoy.inner.arithmetic import Arithmetic
 from convoy.machine import usable_cores
+from convoy.models.dropout import SampleDropout
 
 
 @pytest.fixture(autouse=True)
-def _threads_stay() -> Iterator[None]:
+def _settings_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # to be put back
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -53,6 +59,27 @@ def test_every_contender_and_a_curve_are_in_the_report(monkeypatch: pytest.Monke
     (bar,) = report.bars
     assert bar.at_least is not None
     assert bar.value > 0
+
+
+@pytest.mark.parametrize(("model", "shape"), [("lenet5", (1, 28, 28)), ("resnet20", (3, 32, 32))])
+def test_the_compilers_own_scatter_is_tried_where_there_are_pools(
+    monkeypatch: pytest.MonkeyPatch, model: str, shape: tuple[int, int, int]
+) -> None:
+    asked: list[tuple[int, object]] = []
+
+    def note(net: nn.Module, way: Arithmetic, config: Config, update: str, how: object) -> Any:
+        assert not any(isinstance(module, SampleDropout) for module in net.modules())
+        asked.append((torch.get_num_threads(), how))
+        return lambda batch, rate: None
+
+    monkeypatch.setattr(inner, "compiled_step", note)
+    monkeypatch.setattr(inner, "_TRIAL_S", 0.0)
+    task = Task(model, "fp32", shape, over=1.0)
+    inner._Bench(task, quick=False, tell=lambda _: None)._best_compiled(0.0)
+    hows = [how for _, how in asked]
+    assert hows[:2] == [None, None]
+    own = {"cpp.fallback_scatter_reduce_sum": False}
+    assert (own in hows) == (model == "lenet5")
 
 
 def test_the_bar_is_the_ratio_to_pytorchs_faster_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ _NOT_SLOWER = 0.97  # two runs of one program differ by so much
 _HOPELESS = 0.6  # of eager's speed: more threads than all or half will not help compiled code
 _LONG = 10**12  # samples of a run for which any probe pays
 _CPU = torch.device("cpu")
-_WITH_POOLS = frozenset({"lenet5", "vgg16", "alexnet"})  # max-pools, whose way back is a scatter
+# Of a max-pool the way back is a scatter, which the compiler leaves to a routine of PyTorch's.
 _COMPILED_HOW = {"": None, "own scatter": {"cpp.fallback_scatter_reduce_sum": False}}
 
 Step = Callable[[Batch, float], object]
@@ -213,7 +213,7 @@ class _Bench:
                 self._try_compiled(layout, self._cores, tried)
         best = max(tried, key=lambda candidate: tried[candidate], default=None)
         layout = best.name.split(": ")[1].split(",")[0] if best is not None else ""
-        if best is not None and self._task.model in _WITH_POOLS:
+        if best is not None and self._has_pools():
             self._try_compiled(layout, self._cores, tried, "own scatter")
         if best is not None and tried[best] > eager * _HOPELESS:
             for threads in reversed(thread_counts(self._cores)[:-1]):
@@ -268,6 +268,10 @@ class _Bench:
         return Candidate(
             name, threads, lambda batch, rate: executor.step(batch, _BATCH, rate), self._batch(way)
         )
+
+    def _has_pools(self) -> bool:
+        model = build_model(self._task.model, self._task.shape, 10, seed=0)
+        return any(isinstance(module, nn.MaxPool2d) for module in model.modules())
 
     def _model(self, way: Arithmetic) -> nn.Module:
         return way.place(build_model(self._task.model, self._task.shape, 10, seed=0))

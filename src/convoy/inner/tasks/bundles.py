@@ -12,8 +12,6 @@ Few large tasks balance worse than many small ones, so the ratio's root says how
 import math
 from collections.abc import Sequence
 
-import torch
-
 from convoy.inner.tasks.plan import Part, Plan, even_ranges
 from convoy.inner.tasks.recording import refs_in
 
@@ -83,4 +81,4 @@ def _samples_in(plan: Plan, part: Part) -> list[int]:
 
 
 def _numbers(plan: Plan, value: int) -> int:
-    return torch.Size(plan.recording.shapes[value]).numel()
+    return math.prod(plan.recording.shapes[value])
