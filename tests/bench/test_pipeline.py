@@ -13,6 +13,7 @@ from convoy.bench.peers.pipelining import PipelineTask
 from convoy.bench.pipeline import Setup, bench_pipeline, best_of_each, equal_bars, unequal_bar
 from convoy.config import Config
 from convoy.errors import EnvironmentProblem
+from convoy.monitor.events import NodesEvent
 
 TASK = PipelineTask("resnet56", (3, 32, 32), 10, 128, (64, 64), micro=2, bounds=(0, 13, 29))
 
@@ -63,6 +64,7 @@ class _Measured:
         model: str,
         held: tuple[float, ...],
         steps: int,
+        tell: object,
         recipe: str = "convoy",
         executor: str = "eager",
     ) -> float:
@@ -255,8 +257,17 @@ def test_ours_is_counted_while_the_stages_are_full(monkeypatch: pytest.MonkeyPat
         return 7.0
 
     monkeypatch.setattr(pipeline, "record_pipeline", record)
+
+    def busy(recording: object, first: int, last: int) -> list[tuple[float, float]]:
+        asked["between"] = (recording, first, last)
+        return [(0.25, 0.0), (0.2, 0.05)]
+
+    told: list[str] = []
     monkeypatch.setattr(pipeline, "speed_between", between)
-    assert pipeline._ours("resnet110", (1.0, 0.5), 6) == 7.0
+    monkeypatch.setattr(pipeline, "busy_between", busy)
+    assert pipeline._ours("resnet110", (1.0, 0.5), 6, told.append) == 7.0
+    assert told[0].endswith("0.250 + 0.000, 0.200 + 0.050")
+    assert asked["between"] == (asked["recording"], asked["first"], asked["last"])
     assert (asked["batch"], asked["stages"], asked["speeds"]) == (128, 2, (1.0, 0.5))
     assert (asked["recording"], asked["executor"]) == ("what it told", "eager")
     assert 0 < asked["first"] < asked["last"] < asked["steps"]
@@ -308,3 +319,20 @@ def test_ours_is_a_run_of_the_strategy_pipeline(
     (config,) = given
     assert (config.strategy, config.stages, config.speeds) == ("pipeline", 2, speeds)
     assert (config.threads, config.precision, config.batch) == (1, "fp32", 4)
+
+
+def test_what_nodes_did_is_counted_between_two_steps() -> None:
+    recording = ours.Recording()
+    for step, busy in ((1, 9.0), (3, 1.0), (5, 2.0), (6, 9.0)):
+        event = NodesEvent(
+            step=step,
+            nodes=[1, 2],
+            speeds=[1.0, 1.0],
+            shares=[2, 2],
+            samples=[8, 8],
+            busy_s=[busy, 2 * busy],
+            waiting_s=[1.0, 0.0],
+            exchange_s=0.0,
+        )
+        recording.receive(event, when=float(step))
+    assert ours.busy_between(recording, 1, 5) == [(0.75, 0.5), (1.5, 0.0)]

@@ -13,7 +13,7 @@ from convoy.assembly import Given
 from convoy.bench.peers import Task
 from convoy.data.images import make_image_set
 from convoy.data.load import wrap_data
-from convoy.monitor.events import Event, StepEvent
+from convoy.monitor.events import Event, NodesEvent, StepEvent
 from convoy.trainer import run_training
 
 
@@ -100,6 +100,18 @@ def record_into(recording: Recording, task: Task, steps: int, **options: object)
             given=Given(data=wrap_data(part, tiny)),
             sinks=[recording],
         )
+
+
+def busy_between(recording: Recording, first: int, last: int) -> list[tuple[float, float]]:
+    """Return for how many seconds of a step each node worked and waited, between two steps."""
+    found = [event for _, event in recording.of(NodesEvent) if first < event.step <= last]
+    busy = zip(*(event.busy_s for event in found), strict=True)
+    waiting = zip(*(event.waiting_s for event in found), strict=True)
+    steps = last - first
+    return [
+        (sum(worked) / steps, sum(waited) / steps)
+        for worked, waited in zip(busy, waiting, strict=True)
+    ]
 
 
 def speed_between(recording: Recording, first: int, last: int) -> float:

@@ -26,7 +26,7 @@ import torch
 
 from convoy.bench.cores import Pins, choose_cores, held_to
 from convoy.bench.only import pick
-from convoy.bench.ours import record_pipeline, record_run, speed_between
+from convoy.bench.ours import busy_between, record_pipeline, record_run, speed_between
 from convoy.bench.peers import Task, measure_crew
 from convoy.bench.peers.pipelining import PipelineTask, cut_for
 from convoy.bench.report import Bar, Contenders, Report, Row, interleave, median_ratio
@@ -152,11 +152,9 @@ class _Bench:
     def __init__(self, setup: Setup, plan: Plan, tell: Callable[[str], None]) -> None:
         self._setup, self._plan, self._tell = setup, plan, tell
         tell(f"{setup.label}, samples per second:")
-        cores = choose_cores(setup.stages)
-        self._pins = Pins(cores)
-        with held_to(cores):
-            self._one, self._one_per_s, self._eager = self._best_alone()
-            self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
+        self._pins = Pins(choose_cores(setup.stages))
+        self._one, self._one_per_s, self._eager = self._best_alone()
+        self._pipelines = {} if setup.over_torch is None else self._best_pipelines()
 
     def equal(self) -> tuple[list[Row], list[Bar]]:
         """Measure stages that have a whole core each."""
@@ -236,7 +234,7 @@ class _Bench:
 
     def _ours(self, speeds: tuple[float, ...] = (), **options: object) -> float:
         held = speeds or (1.0,) * self._setup.stages  # the lab pins each to a core of its own
-        return _ours(self._setup.model, held, self._steps(sum(held)), **options)
+        return _ours(self._setup.model, held, self._steps(sum(held)), self._tell, **options)
 
     def _steps(self, cores: float) -> int:
         """Return about how many steps some cores do in the time of a measurement."""
@@ -347,13 +345,20 @@ def unequal_bar(label: str, values: Values) -> Bar:
 # ---------------------------------------------------------------- ours
 
 
-def _ours(model: str, held: tuple[float, ...], steps: int, **options: object) -> float:
+def _ours(
+    model: str,
+    held: tuple[float, ...],
+    steps: int,
+    tell: Callable[[str], None],
+    **options: object,
+) -> float:
     """Return the samples per second of a run of ours, once the stages are full.
 
     Args:
         model: a network by name.
         held: the cores of each stage.
         steps: that are counted.
+        tell: is told where the time went: a stage may be slow, or wait for the others.
         options: of the run.
     """
     task = Task(model, _SHAPE, _CLASSES, _BATCH, shares=(_BATCH,))
@@ -362,6 +367,11 @@ def _ours(model: str, held: tuple[float, ...], steps: int, **options: object) ->
     last = first + steps
     asked = {"executor": "eager", **options}
     recording = record_pipeline(task, stages, held, last + _drain(stages), **asked)
+    how = ", ".join(f"{name} {value}" for name, value in asked.items())
+    times = ", ".join(
+        f"{busy:.3f} + {waiting:.3f}" for busy, waiting in busy_between(recording, first, last)
+    )
+    tell(f"  convoy, {how}: stages worked and waited, seconds a batch: {times}")
     return speed_between(recording, first, last)
 
 
