@@ -1,8 +1,11 @@
-"""The loops over a matrix unit's tiles, on machines that have none."""
+"""The loops over a matrix unit's tiles, on machines that have none, and on those that have one."""
 
 import subprocess
 from pathlib import Path
 
+import torch
+
+from convoy.inner.tasks.engine import load_engine
 from tests.inner.tasks.compiler import compile_with_engine
 
 _PROGRAM = Path(__file__).with_name("tiles.cpp")
@@ -16,6 +19,8 @@ def test_products_in_tiles_and_in_vectors_are_those_of_the_formulas(tmp_path: Pa
     last = done.stdout.splitlines()[-1]
     assert last.endswith("products of tiles, 0 failures")
     assert int(last.split()[0]) > 1000
+    load_engine()
+    assert ("with a real matrix unit, too" in done.stdout) == torch.ops.convoy.matrix_tiles()
 
 
 def test_a_real_matrix_units_instructions_are_known_to_the_assembler(tmp_path: Path) -> None:
